@@ -42,7 +42,7 @@ define install
 @touch $@
 endef
 
-.PHONY: model serve test test-fast test-lab lint bench bench-lab screenshots plots clean
+.PHONY: model serve test test-fast test-lab lint bench bench-lab screenshots clean
 
 $(INSTALLED): constraints/$(BUILD).txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 13) \
@@ -101,29 +101,17 @@ bench: $(WITH_TESTS)
 	$(RUN)/python -m benchmarks.step_time
 	$(RUN)/python -m benchmarks.serving.local
 	$(RUN)/python -m benchmarks.coordinator
-	$(RUN)/python -m benchmarks.serving.peers --smoke
 	$(RUN)/python -m benchmarks.serving.overhead
 	$(RUN)/python -m benchmarks.serving.chaos --rounds 1
 	$(RUN)/python -m benchmarks.serving.soak --seconds 60
 
 bench-lab: $(WITH_TESTS)
-	$(RUN)/python -m lab.micro.attention
-	$(RUN)/python -m lab.micro.draft_step
-	$(RUN)/python -m lab.zoo.quality
-	$(RUN)/python -m lab.micro.policy_cost
 	$(RUN)/python -m lab.studies.comparison
-	$(RUN)/python -m lab.micro.regret --smoke
 	$(RUN)/python -m lab.papers --smoke
-	$(RUN)/python -m lab.micro.vllm_step
 
-# Every picture and chart of the README and docs, in docs/images/ and lab/docs/images/: of a running application, in
-# Chromium and with Prometheus (apt-get install chromium prometheus), and of the measured tables.
+# Pictures of a running application for the README and docs, in docs/images/, in Chromium (apt-get install chromium).
 screenshots: $(WITH_TESTS) model
-	$(RUN)/python -m lab.pictures.screenshots
-	$(RUN)/python -m lab.pictures.drills --json lab/docs/drills.json
-
-plots: $(WITH_TESTS)
-	$(BIN)/python -m lab.pictures.plots
+	$(RUN)/python -m lab.pictures
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

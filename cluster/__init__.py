@@ -1,3 +1,3 @@
-from cluster.compiled import use_source_cache
+from cluster.numba_internals import use_source_cache
 
 use_source_cache()

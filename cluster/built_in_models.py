@@ -1,4 +1,5 @@
-"""The built-in models: one target and its drafters, small enough to be part of the repository.
+"""The built-in models, one target and its drafters, small enough to be part of the repository; and
+the default target, a published model that `make` fetches.
 
 Imports nothing heavy, so that a config check stays fast.
 """
@@ -30,3 +31,15 @@ def inflated_target(params: int) -> Path:
     from cluster.inflate import inflate_to_cache  # torch only when it is needed
 
     return inflate_to_cache(model_path(TARGET), params, cache_dir())
+
+
+SMOLLM2 = "SmolLM2-135M-Instruct"
+
+
+def smollm2_path() -> Path:
+    """The directory into which `python -m cluster.fetch` writes the model."""
+    return cache_dir() / SMOLLM2
+
+
+def has_smollm2() -> bool:
+    return (smollm2_path() / "config.json").is_file()

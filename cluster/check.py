@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from cluster.config import AppConfig, ValidationError, problems
-from cluster.fitting import missing
+from cluster.fitting import Node, missing, parse_node, ray_nodes, this_machine
 from cluster.footprint import Footprint, footprints
-from cluster.nodes import Node, parse_node, ray_nodes, this_machine
 from cluster.placement import plan
 
 _RAY_SERVICE = "RayService"

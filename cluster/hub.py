@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from cluster.checkpoint_files import WEIGHTS, absent_files, first_line, has_tokenizer, weight_files
-from cluster.checkpoints import only_drafts
+from cluster.checkpoints import is_head
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
 _HEADERS = ["*.json", "*.jinja", "*.model", "*.txt"]
@@ -123,4 +123,4 @@ def _missing(folder: Path) -> Iterator[str]:
 
 
 def _lacks_tokenizer(folder: Path) -> bool:
-    return not only_drafts(folder) and not has_tokenizer(folder)
+    return not is_head(folder) and not has_tokenizer(folder)

@@ -8,13 +8,10 @@ import tempfile
 from pathlib import Path
 
 from cluster import hub
-from cluster.built_in_models import HEADS, MODELS, model_path
-from cluster.cache import cache_dir
-from cluster.checkpoint_files import WEIGHTS
-from cluster.checkpoints import parameters
-from cluster.claims import check_weights
-from cluster.digests import digest
-from cluster.smollm2 import SMOLLM2, has_smollm2, smollm2_path
+from cluster.built_in_models import HEADS, MODELS, SMOLLM2, has_smollm2, model_path, smollm2_path
+from cluster.cache import cache_dir, digest
+from cluster.checkpoint_files import WEIGHTS, pickled_files
+from cluster.checkpoints import FETCH_AGAIN, architecture, is_head, parameters
 
 ZOO = "zoo/"
 GGUF = ".gguf"
@@ -35,8 +32,8 @@ def check_source(model: str) -> str:
 
 
 def header_folder(model: str) -> Path:
-    """A folder with config.json and tokenizer. Of a GGUF file they are written into the cache, of a
-    model of the hub they are fetched into its cache, if they are not there yet."""
+    """A folder with config.json and tokenizer. Those of a GGUF file are written into the cache,
+    those of a model of the hub are fetched into its cache, if they are not there yet."""
     if model.startswith(ZOO):
         names = (*MODELS, *HEADS)
         if model.removeprefix(ZOO) not in names:
@@ -140,3 +137,28 @@ def _write_gguf_weights(file: Path, folder: Path) -> None:
             write_weights(file, Path(scratch) / WEIGHTS)
             _check_unaltered(file, folder)
             (Path(scratch) / WEIGHTS).replace(folder / WEIGHTS)
+
+
+_PACKING = 32
+"""Quantized weights are up to eight to a stored number, and other families' layers smaller than a
+Llama's."""
+
+
+def check_weights(path: Path) -> None:
+    """Raises ValueError for weights that only unpickling could read, and for a config of a far
+    larger model than the weights are of, which would be built before they are compared."""
+    stored, pickled = parameters(path), pickled_files(path)
+    if stored is None and pickled:
+        raise ValueError(
+            f"{path} has no safetensors; {', '.join(pickled)} is not read, because a pickle may "
+            "run any code: choose a model with safetensors, or convert it where you trust it"
+        )
+    own = architecture(path)
+    claimed = own.num_hidden_layers * own.layer_parameters()
+    if not is_head(path):
+        claimed += own.vocab_size * own.hidden_size
+    if stored is not None and claimed > _PACKING * stored:
+        raise ValueError(
+            f"{path / 'config.json'} is of a model of some {claimed:,} weights, and its files have "
+            f"{stored:,}; {FETCH_AGAIN}"
+        )

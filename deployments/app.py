@@ -16,8 +16,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from ray.serve.schema import LoggingConfig
 
 from cluster.config import AppConfig
-from cluster.fitting import missing
-from cluster.nodes import ray_nodes
+from cluster.fitting import missing, ray_nodes
 from cluster.placement import HEAD_NODE, HEAD_SHARE, OWN_CPUS, STRATEGY, plan
 from deployments.ingress.deployment import Ingress
 from deployments.replica.deployment import Replica

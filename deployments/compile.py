@@ -2,7 +2,8 @@
 `make` runs it.
 
 Generates a few tokens with the built-in models in this process, as a replica would, while a second
-process compiles the policies. Loops compiled earlier are read from the cache (cluster/compiled.py).
+process compiles the policies. Loops compiled earlier are read from the cache
+(cluster/numba_internals.py).
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 offline analyzer.
 
 Times whole draft calls as they are served, with sampling and bookkeeping; a call of `depth` levels
-counts as so many equal steps.
+counts as that many equal steps.
 """
 
 import math
@@ -14,10 +14,10 @@ from time import perf_counter
 
 import numpy as np
 
-from engine.committed import CommittedTokens
 from engine.feature_buffer import lacks_from
 from engine.protocol import Drafter, DraftOrder, Features, Prefix, Start
 from engine.sampling.params import SamplingParams
+from engine.soft_state import CommittedTokens
 from policies.cost import (
     CostModel,
     ForwardSample,
@@ -34,7 +34,7 @@ ROUNDS = 5
 _LEAST_SHAPES = 3
 """At least as many shapes as a fit has parameters."""
 _LARGEST_BUDGET = 4096
-"""Of draft steps whose time does not grow with their tokens."""
+"""The budget of draft steps whose time does not grow with their tokens."""
 
 
 @dataclass(frozen=True, slots=True)

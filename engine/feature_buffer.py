@@ -16,7 +16,7 @@ from engine.protocol import Features
 
 
 def lacks_from(known: int) -> int:
-    """The first position whose features a drafter with so many committed tokens lacks."""
+    """The first position whose features a drafter with `known` committed tokens lacks."""
     return max(known - 1, 0)
 
 
@@ -29,7 +29,7 @@ class FeatureBuffer:
         self._pieces: deque[Features] = deque()
         """Consecutive, none of them empty; the first one may begin with dropped positions."""
         self.first = 0
-        """The first position that is kept, and the one behind the last."""
+        """The first position that is kept, and the one after the last."""
         self.end = 0
 
     def add(self, new: Features) -> None:

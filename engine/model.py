@@ -19,10 +19,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from cluster.checkpoint_files import stop_token_ids
-from engine.attention.choice import fastest_layout
 from engine.attention.context import AttentionBatch
 from engine.attention.hook import Handler, LayerCall, attention_handled_by
-from engine.attention.layouts import LAYOUTS, LayoutChoice, LayoutName
+from engine.attention.layouts import LAYOUTS, LayoutName
 from engine.checkpoint import load_config, load_whole
 from engine.cpu.decoder_loop import Forward, fused_forward
 from engine.cpu.prepack import prepack
@@ -69,7 +68,7 @@ class PackedModel:
         model: PreTrainedModel,
         *,
         kv_tokens: int,
-        layout: LayoutChoice = "packed",
+        layout: LayoutName = "packed",
         swap_tokens: int = 0,
         static_steps: bool = False,
     ) -> None:
@@ -92,9 +91,7 @@ class PackedModel:
             block_size=BLOCK_SIZE,
             swap_blocks=-(-swap_tokens // BLOCK_SIZE),
         )
-        self.layout: LayoutName = (
-            fastest_layout(self.kv, shape.heads, self.max_context) if layout == "auto" else layout
-        )
+        self.layout = layout
         # Read for uncommitted rows only: a committed row's position is its index.
         self._slot_positions = np.zeros(self.kv.capacity, np.int64)
         stock = self._stock_probe()
@@ -114,7 +111,7 @@ class PackedModel:
         dtype: torch.dtype,
         device: torch.device | str,
         kv_tokens: int,
-        layout: LayoutChoice = "packed",
+        layout: LayoutName = "packed",
         swap_tokens: int = 0,
     ) -> Self:
         model = load_stock(path, dtype).to(device)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedConfig
 
-from cluster.files import written_whole
+from cluster.cache import written_whole
 from engine.cpu.row_counts import row_cost_step
 from engine.cpu.threads import most_threads
 from engine.model import PackedModel, Segment

@@ -149,7 +149,7 @@ class Verdict(NamedTuple):
     """The accepted nodes of the order's tree, from the root downwards."""
     tokens: tuple[int, ...]
     """The accepted tokens, followed by the target's own token, and by those that a grammar forces
-    behind it; empty while `pending`."""
+    after it; empty while `pending`."""
     pending: int = 0
     """Committed tokens that are not in the KV yet; the prefill continues with the next order."""
     logprobs: tuple[TokenLogprobs, ...] | None = None

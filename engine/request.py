@@ -6,12 +6,12 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.committed import CommittedTokens
 from engine.errors import InvalidRequest
 from engine.feature_buffer import FeatureBuffer
 from engine.protocol import Commit, Finish, Prefix, Start, TokenLogprobs, fast_new
 from engine.sampling.params import SamplingParams, validate_params
 from engine.scopes import SHARED, Scope
+from engine.soft_state import CommittedTokens
 
 VERIFIER = ""
 """The verifier's key in `ServedRequest.known`; drafters have non-empty names."""
@@ -211,6 +211,6 @@ def _check_room(prompt: Sequence[int], max_tokens: int, target: TargetLimits) ->
     if max_tokens > room:
         raise InvalidRequest(
             "max_tokens",
-            f"{max_tokens} tokens behind a prompt of {len(prompt)} exceed the "
+            f"{max_tokens} tokens after a prompt of {len(prompt)} exceed the "
             f"{target.max_context} that a request may have here; ask for at most {room}",
         )

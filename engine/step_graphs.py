@@ -16,21 +16,67 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.attention.context import AttentionBatch
+from engine.attention.context import AttentionBatch, Scoring
 from engine.attention.hook import LayerCall
-from engine.attention.static import StaticPlan
+from engine.attention.partial import add_sinks, attend_part, group_queries, ungroup_queries
 from engine.cpu.decoder_loop import Forward
 from engine.kv.cache import KVCache
+
+
+class StaticPlan:
+    """Attention over tables of fixed shape, every row by itself. It copies a request's KV rows once
+    for each of its new rows, which few rows of small models bear.
+
+    At most `rows` new rows over at most `context` KV rows each. The tensors stay where they are;
+    `load` fills them for the next forward. Rows after the batch's repeat its last one."""
+
+    def __init__(self, rows: int, context: int, device: torch.device) -> None:
+        self._shape = rows, context
+        self._slots = torch.zeros(self._shape, dtype=torch.int64, device=device)
+        self._visible = torch.zeros(self._shape, dtype=torch.bool, device=device)
+        self._distance = torch.zeros(self._shape, dtype=torch.int64, device=device)
+
+    def load(self, batch: AttentionBatch) -> None:
+        slots, distance = (np.zeros(self._shape, np.int64) for _ in range(2))
+        visible = np.zeros(self._shape, np.bool_)
+        for request in range(len(batch)):
+            rows, kv = batch.rows(request), batch.kv_rows(request)
+            count = kv.stop - kv.start
+            slots[rows, :count] = batch.kv_slots[kv]
+            visible[rows, :count] = batch.visible(request, None)
+            distance[rows, :count] = batch.row_positions[rows, None] - batch.kv_positions[None, kv]
+        last = int(batch.row_offsets[-1])
+        tables = ((self._slots, slots), (self._visible, visible), (self._distance, distance))
+        for table, values in tables:
+            values[last:] = values[last - 1]
+            table.copy_(torch.from_numpy(values))
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
+        rows, heads = query.shape[:2]
+        visible = self._visible
+        if scoring.window is not None:
+            visible = visible & (self._distance < scoring.window)
+        mixed, lse = attend_part(
+            group_queries(query.unsqueeze(1), keys.shape[1]),
+            keys[self._slots[:rows]].transpose(1, 2),
+            values[self._slots[:rows]].transpose(1, 2),
+            visible[:rows, None, None],
+            scoring,
+        )
+        mixed = ungroup_queries(mixed, heads).squeeze(1)
+        lse = ungroup_queries(lse.unsqueeze(-1), heads).flatten(1)
+        return add_sinks(mixed, lse, scoring.sinks).to(query.dtype)
+
 
 log = logging.getLogger(__name__)
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (256, 512, 1024, 2048, 4096)
 MOST_KV_ROWS = 2**15
-"""Rows × context: so many keys and values of a layer are copied in each forward."""
+"""Rows × context: the keys and values of a layer that each forward copies."""
 _WARM_UP_RUNS = 3
 _MOST_ERROR = 0.02
-"""Of the range of the logits; in a graph other kernels may be chosen, which round otherwise."""
+"""As a share of the logits' range: in a graph other kernels may run, which round differently."""
 
 
 class StepShape(NamedTuple):
@@ -39,7 +85,7 @@ class StepShape(NamedTuple):
 
     @classmethod
     def of(cls, rows: int, context: int) -> "StepShape | None":
-        """The smallest that holds so many new rows and KV rows."""
+        """The smallest shape that holds these numbers of new rows and KV rows."""
         if rows > ROWS[-1] or context > CONTEXTS[-1]:
             return None
         shape = cls(ROWS[bisect_left(ROWS, rows)], CONTEXTS[bisect_left(CONTEXTS, context)])

@@ -34,8 +34,8 @@ def _measure(model: PackedModel, lengths: tuple[int, ...]) -> tuple[ForwardSampl
 
 
 def _seconds(model: PackedModel, length: int) -> float:
-    """Of both ways: the way back would find the rows that are still in the pool, so the way to host
-    memory counts twice."""
+    """The time of both ways: the way back would find the rows that are still in the pool, so the
+    way to host memory counts twice."""
     kv = model.kv
     kv.open(_REQUEST, [])
     kv.reserve(_REQUEST, length)

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoTokenizer
 
 from cluster.built_in_models import TARGET, model_path
-from engine.drafters.ngram import NgramDrafter
+from engine.drafters.lookup import NgramDrafter
 from engine.generate import Rejected, generate
 from engine.model import PackedModel
 from engine.protocol import Drafter

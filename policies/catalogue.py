@@ -3,14 +3,14 @@
 Each option is a field of the policy's parameter dataclass, which documents it.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from policies.cost import NO_SWITCH, SwitchCost
 from policies.estimates.calibration import Calibration
 from policies.protocols import Schedule, Selection, Speculation
-from policies.scheduling.baselines import EdfParams, Las, LasParams, edf, fcfs, lp_sjf
+from policies.scheduling.baselines import Las, LasParams, fcfs, lp_sjf
 from policies.scheduling.default import DefaultSchedule, DefaultScheduleParams
 from policies.scheduling.fairness import FairnessParams, FairSchedule
 from policies.scheduling.laps_sd import LapsSd, LapsSdParams
@@ -27,35 +27,11 @@ from policies.selection.hedge import Hedge, HedgeParams
 from policies.selection.lbss import Lbss, LbssParams
 from policies.speculation import baselines
 from policies.speculation.adaserve import AdaServe, AdaServeParams
-from policies.speculation.equal import Equal, EqualParams
+from policies.speculation.baselines import Equal, EqualParams, SpecInfer, SpecInferParams
 from policies.speculation.planner.policy import Planner, PlannerParams
-from policies.speculation.specinfer import SpecInfer, SpecInferParams
 from policies.speculation.specserve import SpecServe, SpecServeParams
 
 Options = Mapping[str, Any]
-_REMOVED: Mapping[str, Collection[str]] = {
-    "selection.hedge": (
-        "prior_slots",
-        "own_decay",
-        "pool_decay",
-        "reluctance",
-        "doubt",
-        "curiosity",
-    ),
-    "speculation.planner": (
-        "exceptions",
-        "most_price",
-        "most_for_need",
-        "objective",
-        "no_harm",
-        "window",
-        "explore",
-        "repay",
-        "prior_acceptance",
-        "prior_weight",
-    ),
-}
-"""Options of earlier versions, by policy."""
 Calibrations = Mapping[str, Calibration]
 """By lane. The coordinator goes on updating these objects."""
 Make = TypeVar("Make", bound=Callable[..., object])
@@ -110,7 +86,6 @@ SCHEDULES: Mapping[str, Entry[Callable[[Any, SwitchCost], Schedule]]] = {
     "fcfs": Entry(NoParams, lambda params, switch: fcfs()),
     "lp_sjf": Entry(NoParams, lambda params, switch: lp_sjf()),
     "las": Entry(LasParams, lambda params, switch: Las(params)),
-    "edf": Entry(EdfParams, lambda params, switch: edf(params)),
     "laps_sd": Entry(LapsSdParams, LapsSd),
     "self_ranked": Entry(SelfRankedParams, lambda params, switch: SelfRanked(params)),
     "default": Entry(DefaultScheduleParams, lambda params, switch: DefaultSchedule(params)),
@@ -161,10 +136,6 @@ def _params(where: str, kind: type[_Params], options: Options) -> _Params:
     known = list(hints)
     values = {}
     for name, value in options.items():
-        if name in _REMOVED.get(where, ()):
-            raise ValueError(
-                f"{where}: {name!r} was removed and has no successor (CHANGELOG.md); leave it out"
-            )
         if name not in known:
             has = f"it has {', '.join(known)}" if known else "it has none"
             raise ValueError(f"{where}: there is no option {name!r}; {has}")

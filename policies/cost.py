@@ -172,7 +172,7 @@ def token_budget(cost: RooflineCost, largest: int) -> int:
 
 
 def recompute_cost(cost: TimePredictor, chunk: int) -> SwitchCost:
-    """Of a preemption without swap: its tokens are read again, in chunks of so many."""
+    """The cost of a preemption without swap: its tokens are read again, in chunks of so many."""
     fixed_s = cost.predict(0, 1)
     return SwitchCost(fixed_s, max(0.0, cost.predict(0, chunk) - fixed_s) / chunk)
 

@@ -6,7 +6,7 @@ pool is counted twice.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +14,10 @@ from numpy.typing import NDArray
 Statistics = Mapping[str, Sequence[float]]
 Vectors = Mapping[str, NDArray[np.float64]]
 
-DRAFTER = "drafter/"
-"""Prefix of a drafter's name in a selection's statistics: its tokens, seconds and slots."""
 _SEPARATOR = ":"
 """Between the names of a learner and of its statistic, where those of several are combined."""
 
 
-@runtime_checkable
 class Pooled(Protocol):
     """A learner whose statistics are shared between replicas."""
 
@@ -31,14 +28,6 @@ class Pooled(Protocol):
     def pool(self, others: Statistics) -> None:
         """Takes the observations of all other replicas, which replace those of the last call."""
         ...
-
-
-@runtime_checkable
-class PooledSelection(Pooled, Protocol):
-    """A selection policy whose statistics are shared between replicas."""
-
-    pool_name: str
-    """Replicas share them under this name, which stays when code is renamed."""
 
 
 def combine(parts: Mapping[str, Statistics]) -> dict[str, list[float]]:

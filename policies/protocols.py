@@ -36,9 +36,10 @@ class RoundContext(NamedTuple):
     """The costs and limits of a round of one micro-batch, and what drafts are expected to gain."""
 
     verify: CostModel
-    """Of one verification."""
+    """The cost of one verification."""
     draft: Mapping[str, CostModel]
-    """Of one draft step, by lane. Lanes that are missing here (lookup) draft at no cost."""
+    """The cost of one draft step, by lane. Lanes that are missing here (lookup) draft at no
+    cost."""
     verify_budget: int
     """B_1 of AdaServe, roots included: the tokens up to which the time of a verification hardly
     grows. Only AdaServe's policies keep to it."""
@@ -48,13 +49,14 @@ class RoundContext(NamedTuple):
     most_tokens: int
     """The most tokens that one forward of any model takes."""
     acceptance: AcceptanceEstimates
-    """Of every request with every lane; the coordinator adds to them what is drafted and read."""
+    """The estimates of every request with every lane; the coordinator adds to them what is drafted
+    and read."""
     prefill_tokens: int = 0
     """Tokens of prefill chunks in the same verification."""
     trees: bool = True
     """Whether the verifier takes trees; otherwise each draft tree is cut down to a chain."""
     waiting_s: float = 0.0
-    """Time between two verdicts of a request besides drafting and verification: queueing behind
+    """Time between two verdicts of a request besides drafting and verification: queueing after
     other micro-batches, and transport."""
     handling_s: float = 0.0
     """What a round with drafts takes beyond drafting and verification and a plain round does not:

@@ -14,7 +14,7 @@ _FIRST_RATIO = 5.0
 _RATIO_MEMORY = 0.99
 """What a slow call counts for after each further one."""
 _SHORT_S = 0.1
-"""Of calls that are predicted to be shorter, transport and handling take the most."""
+"""Transport and handling take most of the time of calls that are predicted to be shorter."""
 
 
 class StallTimeout:

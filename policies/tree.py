@@ -25,7 +25,8 @@ class DraftTree:
     depth: NDArray[np.int32]
     """How many positions after the last committed token: 1 for a child of the root."""
     confidence: NDArray[np.float32]
-    """Of the node given its parent; the product along a path is the path confidence."""
+    """The probability of the node given its parent; the product along a path is the path
+    confidence."""
 
     @classmethod
     def build(

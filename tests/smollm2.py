@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from cluster.smollm2 import SMOLLM2, has_smollm2, smollm2_path
+from cluster.built_in_models import SMOLLM2, has_smollm2, smollm2_path
 
 needs_smollm2 = pytest.mark.skipif(
     not has_smollm2(), reason=f"{SMOLLM2} is not on this machine: `make model` says why"

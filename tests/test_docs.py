@@ -125,7 +125,7 @@ def test_options_of_commands_are_the_modules(page: Path) -> None:
 
 
 def test_an_unknown_option_would_be_found() -> None:
-    (found,) = COMMAND.findall("`python -m lab.zoo.quality --per-kind 2\n--jsn x` --later")
+    (found,) = COMMAND.findall("`python -m lab.studies.comparison --seeds 2\n--jsn x` --later")
     assert {*OPTION.findall(found[1])} - defined_options(found[0]) == {"--jsn"}
 
 

@@ -16,6 +16,8 @@ from engine.protocol import Draft, DraftOrder, fast_new
 _WORTH_READING = 8
 """The fewest committed tokens for which an idle lane gets an order to catch up: otherwise every
 round of every request would cost one, and so few can be read when the request switches."""
+_SHARED = 0.005
+"""The fraction of the time in which lanes that share processors with the verifier may read."""
 _MOST_READING_S = 0.1
 """The most reading time that can be saved up, or overdrawn."""
 _SAVING_LASTS_S = 1.0
@@ -24,10 +26,9 @@ would be spent in the rounds of the next ones."""
 
 
 class CatchUp:
-    """An order has at most `limits.catch_up_tokens`, so that no micro-batch waits long behind it;
-    of a prompt as many as come with one verdict. `limits.catch_up_share`: of the time, in which
-    lanes that share processors with the verifier may read. Reading slows the forward down there, so
-    by default it only serves to learn about the drafters."""
+    """An order has at most `limits.catch_up_tokens`, so that no micro-batch waits for it long;
+    of a prompt as many as come with one verdict. Reading by lanes that share processors with the
+    verifier slows the forward down, so it only serves to learn about their drafters."""
 
     def __init__(
         self,
@@ -43,7 +44,6 @@ class CatchUp:
         self._features = features
         self._most_tokens = limits.catch_up_tokens
         self._most_of_prompt = limits.forward_tokens
-        self._share = limits.catch_up_share
         self._estimates = estimates
         self._observe = observe
         self._tasks = tasks
@@ -116,7 +116,7 @@ class CatchUp:
 
     def _save_reading_time(self, now: float) -> None:
         passed_s = min(now - self._saved_at_s, _SAVING_LASTS_S)
-        saved_s = self._reading_s + self._share * passed_s
+        saved_s = self._reading_s + _SHARED * passed_s
         self._reading_s, self._saved_at_s = min(saved_s, _MOST_READING_S), now
 
     def _may_read(self, state: LaneState) -> bool:

@@ -1,7 +1,6 @@
 """The drafting side of a round: lanes draft for ready requests."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,12 +10,7 @@ from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Drafted, Event, Switched
 from actors.coordinator.feature_readers import FeatureReaders
 from actors.coordinator.lanes import Lanes, LaneState, take_answer
-from actors.coordinator.microbatches import (
-    Batches,
-    MicroBatchPlan,
-    verified_together,
-    waiting_for,
-)
+from actors.coordinator.microbatches import Batches, verified_together, waiting_for
 from actors.coordinator.request_state import DRAFTING, READY, RequestState, first_tokens
 from actors.coordinator.round_draft import NO_DRAFT, Proposal, RoundDraft
 from actors.coordinator.settings import Limits, Policies
@@ -46,13 +40,7 @@ class Drafting:
         self._probe_after_s = limits.probe_after_s
         self._probed_s = asyncio.get_running_loop().time()
 
-    def start(
-        self,
-        running: Sequence[RequestState],
-        policies: Policies,
-        micro_batches: MicroBatchPlan,
-        now: float,
-    ) -> None:
+    def start(self, running: Sequence[RequestState], policies: Policies, now: float) -> None:
         """Sends every ready request to its lane, or straight to the verifier."""
         ready = [request for request in running if request.stage is READY]
         draftable: list[RequestState] = []
@@ -69,9 +57,9 @@ class Drafting:
                 active=len(running), first_tokens=first_tokens(running)
             )
             assigned = self._lanes.assign(running, policies.selection, context, now)
-            batches = self._batches(draftable, assigned, micro_batches)
-            for together in verified_together(batches, micro_batches):
-                others = waiting_for(together, running, micro_batches)
+            batches = self._batches(draftable, assigned)
+            for together in verified_together(batches):
+                others = waiting_for(together, running)
                 self._start_together(together, others, policies, context, now)
 
     def _probe_is_due(self, now: float) -> bool:
@@ -82,16 +70,11 @@ class Drafting:
         return True
 
     def _batches(
-        self,
-        draftable: Sequence[RequestState],
-        assigned: Mapping[str, str | None],
-        micro_batches: MicroBatchPlan,
+        self, draftable: Sequence[RequestState], assigned: Mapping[str, str | None]
     ) -> dict[str | None, list[RequestState]]:
         """What can start now: at most one micro-batch for each idle lane."""
         batches: dict[str | None, list[RequestState]] = {}
-        members = Counter(assigned.values())
         idle = {None, *(state.name for state in self._lanes if state.idle)}
-        barrier = micro_batches.barrier
         for request in draftable:
             lane = assigned.get(request.name)
             if lane in request.failed_lanes or self._lanes.suspects.barred(request):
@@ -101,11 +84,7 @@ class Drafting:
             if lane not in idle:
                 continue
             batch = batches.setdefault(lane, [])
-            if barrier:
-                fits = not batch or batch[0].cohort == request.cohort
-            else:
-                fits = len(batch) * micro_batches.parts.get(lane, 1) < members[lane]
-            if lane is None or fits:
+            if lane is None or not batch or batch[0].cohort == request.cohort:
                 batch.append(request)
         return self._lanes.suspects.apart(batches)
 

@@ -1,13 +1,13 @@
 """What a coordinator learns while serving: costs, calibrations, and waits between rounds."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from actors.coordinator.calibration_buffer import CalibrationBuffer
 from actors.coordinator.events import Verified
 from actors.coordinator.request_state import RequestState
 from actors.coordinator.round_draft import NO_TREE, MergedTree, Proposal
@@ -22,6 +22,7 @@ from policies.flat_trees import (
     FlatTrees,
     Ints,
     best_chains,
+    concatenate_trees,
     deepest_of,
     gather_trees,
     merge_each,
@@ -30,6 +31,58 @@ from policies.flat_trees import (
 from policies.microbatch import LaneLoad
 from policies.protocols import NO_FIRST_TOKENS, FirstTokens, RoundContext
 from policies.request import LaneView
+
+_TREES_PER_UPDATE = 64
+"""The fewest trees from which a calibration learns at once: single ones cost several times as
+much."""
+_UNKNOWN: Sequence[int] = ()
+"""The committed tokens of a tree that was not verified, or not yet: no node of it counts."""
+
+
+@dataclass(slots=True)
+class _LaneBuffer:
+    """The trees of one lane, by draft call as they came: to select single ones costs more than to
+    learn from all."""
+
+    trees: list[FlatTrees] = field(default_factory=list)
+    committed: list[list[Sequence[int]]] = field(default_factory=list)
+    """For each call, the tokens committed after each of its trees."""
+    verified: int = 0
+    """Trees for which they are known."""
+
+    def committed_after(self, trees: FlatTrees) -> list[Sequence[int]]:
+        """The entry of this call, which the caller fills in."""
+        for number, known in enumerate(self.trees):
+            if known is trees:
+                return self.committed[number]
+        self.trees.append(trees)
+        self.committed.append([_UNKNOWN] * (len(trees.starts) - 1))
+        return self.committed[-1]
+
+
+class CalibrationBuffer:
+    def __init__(self, calibrations: Mapping[str, Calibration]) -> None:
+        """`calibrations`: by lane."""
+        self._calibrations = calibrations
+        self._buffers = {lane: _LaneBuffer() for lane in calibrations}
+
+    def learn(self, verified: Sequence[tuple[Proposal, Sequence[int]]]) -> None:
+        """`verified`: proposals and the tokens committed after each, which say which of its nodes
+        were right."""
+        by_call: dict[int, list[Sequence[int]]] = {}
+        for (lane, trees, place), tokens in verified:
+            committed = by_call.get(id(trees))
+            if committed is None:
+                committed = by_call[id(trees)] = self._buffers[lane].committed_after(trees)
+            committed[place] = tokens
+        for lane, count in Counter([lane for (lane, _, _), _ in verified]).items():
+            buffer = self._buffers[lane]
+            buffer.verified += count
+            if buffer.verified >= _TREES_PER_UPDATE:
+                committed = [*chain.from_iterable(buffer.committed)]
+                self._calibrations[lane].observe(concatenate_trees(buffer.trees), committed)
+                self._buffers[lane] = _LaneBuffer()
+
 
 _WAIT_MEMORY = 0.1
 """Weight of a new round in the running mean of waits: some ten rounds count."""
@@ -44,7 +97,7 @@ class Costs:
 
     verify: CostModel
     draft: Mapping[str, CostModel]
-    """Of one draft step, by lane; lanes that are missing here draft at no cost."""
+    """The cost of one draft step, by lane; lanes that are missing here draft at no cost."""
     verify_budget: int
     draft_budgets: Mapping[str, int]
     """These two are AdaServe's B_1 and, by lane, B_2 (policies/protocols.py, RoundContext)."""
@@ -53,7 +106,7 @@ class Costs:
     trees: bool = True
     """Whether the verifier takes trees, or chains only."""
     switch: SwitchCost = NO_SWITCH
-    """Of preempting a request and resuming it."""
+    """The cost of preempting a request and resuming it."""
 
 
 _NO_SOURCES = np.zeros(0, np.int64)

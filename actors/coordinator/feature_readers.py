@@ -36,7 +36,7 @@ class FeatureReaders:
             }
 
     def can_draft(self, request: RequestState, lane: str | None) -> bool:
-        """Whether the lane has, or can be sent, the features behind which it would draft. The
+        """Whether the lane has, or can be sent, the features after which it would draft. The
         first time that it lacks some for good is reported."""
         if lane is None or self._lanes.can_draft(request.served, lane):
             return True

@@ -36,7 +36,7 @@ class Drafts(NamedTuple):
     """The nodes of one forward that the speculation policy has selected."""
 
     trees: FlatTrees
-    """Of each decoding request."""
+    """One for each decoding request."""
     sources: Ints | None
     """MergedTree.sources of all nodes; None where no draft was merged from several."""
     proposers: Sequence[Sequence[str]]

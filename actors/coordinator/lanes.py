@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from actors.coordinator.background_tasks import Tasks
-from actors.coordinator.drafter_suspects import DrafterSuspects
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, LaneDown, LaneJoined, LaneUp, Late
 from actors.coordinator.request_state import RequestState
 from actors.coordinator.settings import Lane, Limits
+from actors.coordinator.suspects import DrafterSuspects
 from actors.hosts.protocol import DrafterHost, HostLost
 from engine.errors import InvalidRequest
 from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom

@@ -22,7 +22,7 @@ from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Arrived, Event, Left
 from actors.coordinator.feature_readers import FeatureReaders
 from actors.coordinator.lanes import Lanes
-from actors.coordinator.microbatches import MicroBatches, form_cohorts
+from actors.coordinator.microbatches import MicroBatches
 from actors.coordinator.request_state import GONE, WAITING, RequestState
 from actors.coordinator.settings import Lane, Limits, Policies
 from actors.coordinator.stream import Cancelled, Overloaded, RequestFailed, Statistics, Stream
@@ -267,11 +267,9 @@ class Coordinator:
                 self._leave(request, now)
         self._slots.assign(self._policies.schedule, now)
         running = self._slots.running
-        micro_batches = self._microbatches.plan(running)
-        if micro_batches.barrier:
-            form_cohorts(running, micro_batches.cohorts)
-        self._drafting.start(running, self._policies, micro_batches, now)
-        verifies = self._verifying.start(running, self._policies, micro_batches, now)
+        self._microbatches.form(running)
+        self._drafting.start(running, self._policies, now)
+        verifies = self._verifying.start(running, self._policies, now)
         self._catch_up.read_prompts(running)
         if verifies:
             self._catch_up.start(running, self._policies, now)

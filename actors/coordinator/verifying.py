@@ -10,13 +10,13 @@ from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, Verified, VerifierDown, VerifierUp
 from actors.coordinator.feature_readers import FeatureReaders
 from actors.coordinator.forward import Forward, Item, next_forward
-from actors.coordinator.microbatches import MicroBatchPlan
-from actors.coordinator.request_state import DRAFTED, DRAFTING, READY, VERIFYING, RequestState
-from actors.coordinator.round_trace import round_trace
+from actors.coordinator.microbatches import ready_together
+from actors.coordinator.request_state import READY, VERIFYING, RequestState
+from actors.coordinator.round_draft import round_trace
 from actors.coordinator.settings import Limits, Policies
-from actors.coordinator.verifier_suspects import VerifierSuspects
+from actors.coordinator.suspects import VerifierSuspects
 from actors.hosts.protocol import HostLost, KvState, VerifierHost
-from engine.protocol import Commit, Failed, Missing, NoRoom, Verdict, fast_new
+from engine.protocol import Commit, Failed, Missing, NoRoom, Verdict
 from engine.request import VERIFIER
 from policies.flat_trees import Ints
 from policies.request import RoundOutcome
@@ -52,21 +52,15 @@ class Verifying:
         self._idle_since_s = 0.0
         self._suspects = VerifierSuspects()
 
-    def start(
-        self,
-        running: Sequence[RequestState],
-        policies: Policies,
-        micro_batches: MicroBatchPlan,
-        now: float,
-    ) -> bool:
-        """Starts one forward over what is ready; returns False if the verifier is busy, or nothing
-        is ready, or the barrier is not reached."""
+    def start(self, running: Sequence[RequestState], policies: Policies, now: float) -> bool:
+        """Starts one forward over a micro-batch; returns False if the verifier is busy, or none is
+        ready."""
         if self._busy:
             return False
         if any([request.suspect for request in running]):
             batch = self._suspects.next_batch(running)
         else:
-            batch = _ready(running, micro_batches)
+            batch = ready_together(running)
         if not batch:
             return False
         clock = asyncio.get_running_loop().time
@@ -198,24 +192,20 @@ class Verifying:
             covered = min(accepted_free, gained)
             request.covered += (True,) * covered
         request.covered += (False,) * (gained - covered)
-        depth = draft.tree.depth
-        outcome = fast_new(
-            RoundOutcome,
-            (
-                request.name,
-                draft.lane if draft.lane in draft.proposers else None,
-                len(item.order.tree.tokens),
-                depth,
-                accepted,
-                gained,
-                now - request.slot_since_s,
-                verify_s,
-                draft.seconds,
-                draft.caught_up,
-                accepted_free,
-                draft.tried,
-                prompts_s,
-            ),
+        outcome = RoundOutcome(
+            request=request.name,
+            lane=draft.lane if draft.lane in draft.proposers else None,
+            drafted=len(item.order.tree.tokens),
+            depth=draft.tree.depth,
+            accepted=accepted,
+            committed=gained,
+            seconds=now - request.slot_since_s,
+            verify_s=verify_s,
+            draft_s=draft.seconds,
+            caught_up=draft.caught_up,
+            accepted_free=accepted_free,
+            tried=draft.tried,
+            prompts_s=prompts_s,
         )
         request.slot_since_s = now
         request.statistics.add(outcome, draft.proposers)
@@ -285,14 +275,3 @@ class Verifying:
         """A lost verifier holds nothing any more; the next verification finds the loss."""
         with suppress(HostLost):
             await self._host.forget(requests)
-
-
-def _ready(running: Sequence[RequestState], micro_batches: MicroBatchPlan) -> list[RequestState]:
-    """With Spin's barrier, one whole micro-batch of all lanes; otherwise everything that is ready
-    from any lane, never one forward per lane."""
-    ready = [request for request in running if request.stage is DRAFTED]
-    if not ready or not micro_batches.barrier:
-        return ready
-    incomplete = {request.cohort for request in running if request.stage in (READY, DRAFTING)}
-    first = next((request.cohort for request in ready if request.cohort not in incomplete), None)
-    return [request for request in ready if request.cohort == first]

@@ -29,9 +29,8 @@ from actors.hosts.protocol import VerifierHost
 from actors.hosts.remote import RemoteDrafter, RemoteVerifier
 from actors.hosts.spawn import Group, VerifierLauncher
 from actors.hosts.specs import DrafterSpec, TargetSpec
-from actors.hosts.starting import LOG_PROGRESS, Progress, Start, start_all
+from actors.hosts.starting import LOG_PROGRESS, Progress, Start, check_tokenizers, start_all
 from actors.hosts.supervision import Supervised
-from actors.hosts.tokenizer_check import check_tokenizers
 from cluster.checkpoints import architecture
 from engine.grammar.compiler import Grammars
 from policies.request import LaneView
@@ -58,7 +57,7 @@ class Fleet:
     load_vocabulary: Callable[[], Awaitable[None]]
     """Begins to load, in the verifier, what its first output grammar needs."""
     facts: Facts
-    """Of the target, and of all drafters but lookups."""
+    """About the target, and all drafters but lookups."""
 
     async def close(self) -> None:
         """Kills all actors; threads end after their present call."""
@@ -163,7 +162,7 @@ def _verifier(
 
         return ThreadVerifier(spec)
     launcher = VerifierLauncher(_required(group), spec, limits.recovery_s)
-    closers.append(launcher.close)
+    closers.append(launcher.discard)
     return RemoteVerifier(
         Supervised(
             "the verifier",

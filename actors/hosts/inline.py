@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 class ThreadDrafter:
     cost: CostModel | None = None
-    """Of one draft step; None until it has been measured."""
+    """The cost of one draft step; None until it has been measured."""
 
     def __init__(self, spec: DrafterSpec, lane: str, target_vocab_size: int) -> None:
         self._worker = DrafterWorker(spec, lane, target_vocab_size)
@@ -73,7 +73,7 @@ class ThreadVerifier:
     limits: TargetLimits
     """Set by `start`."""
     cost: CostModel | None = None
-    """Of a forward; None until it is known."""
+    """The cost of a forward; None until it is known."""
 
     def __init__(self, spec: TargetSpec) -> None:
         self._worker = VerifierWorker(spec)

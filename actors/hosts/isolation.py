@@ -56,7 +56,7 @@ def isolated(
     Raises HostLost if the probe raises too, since the host or its device is then broken. RankLost
     passes through: after a forward that raises, tensor-parallel ranks are out of step, and after a
     failed step, vLLM's state is unknown. The coordinator then finds the request that is the cause
-    (actors/coordinator/verifier_suspects.py).
+    (actors/coordinator/suspects.py).
     """
     try:
         return [*work(orders)]

@@ -110,7 +110,7 @@ def target_dtype(spec: TargetSpec) -> torch.dtype:
 def load_drafter(spec: DrafterSpec, name: str, target_vocab_size: int) -> "LoadedDrafter":
     """Loads a drafter that is no lookup. `name`: of the lane. Raises IncompatibleDrafter."""
     kind = drafter_kind(spec.kind)
-    of_target = {"target": spec.target} if kind.takes_of_target else {}
+    of_target = {"target": spec.target} if kind.reads_features else {}
     loaded: LoadedDrafter = kind.maker()(
         name,
         spec.checkpoint,

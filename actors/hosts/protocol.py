@@ -46,7 +46,7 @@ class TargetCosts:
     verify: CostModel
     token_budget: int
     switch: SwitchCost
-    """Of preempting a request and resuming it."""
+    """The cost of preempting a request and resuming it."""
 
 
 class DrafterHost(Protocol):

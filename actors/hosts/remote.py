@@ -1,4 +1,4 @@
-"""Drafters and verifier in other processes: supervised workers behind the host protocols.
+"""Drafters and verifier in other processes: supervised workers that implement the host protocols.
 
 Each batch of orders is one call to the worker (actors/hosts/workers.py).
 """
@@ -47,7 +47,7 @@ class _RemoteHost:
 
 class RemoteDrafter(_RemoteHost):
     cost: CostModel | None = None
-    """Of one draft step; None until it has been measured."""
+    """The cost of one draft step; None until it has been measured."""
 
     async def start(self) -> None:
         await self._host.start()
@@ -80,7 +80,7 @@ class RemoteVerifier(_RemoteHost):
     limits: TargetLimits
     """Set by `start`."""
     cost: CostModel | None = None
-    """Of a forward; None until it is known."""
+    """The cost of a forward; None until it is known."""
 
     async def start(self) -> None:
         await self._host.start()

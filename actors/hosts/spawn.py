@@ -35,9 +35,6 @@ DRAFTER_WORKER = "actors.hosts.workers:DrafterWorker"
 VERIFIER_WORKER = "actors.hosts.workers:VerifierWorker"
 FOLLOWER_WORKER = "actors.hosts.workers:FollowerWorker"
 """Classes by name: only the actors import them, and model code with them, which takes seconds."""
-STANDBY_AFTER_S = 20.0
-"""A standby is started so long after what it would replace, when this has been measured: imports
-would disturb the measurement."""
 
 
 class Host:
@@ -209,8 +206,8 @@ class Group:
 
 class VerifierLauncher:
     """Starts the incarnations of a target. The processes of the next one are started beforehand
-    when the present one is suspected, or always, with `spec.standby`: after a loss the model has to
-    be loaded, but nothing to be imported."""
+    when the present one is suspected: after a loss the model has to be loaded, but nothing to be
+    imported."""
 
     def __init__(self, group: Group, spec: TargetSpec, timeout_s: float) -> None:
         """`timeout_s`: how long ranks wait for each other."""
@@ -218,20 +215,13 @@ class VerifierLauncher:
         self._spec = spec
         self._timeout_s = timeout_s
         self._starts = 0
-        """Of processes, those that were not needed included."""
+        """How often processes were started, including those that were not needed."""
         self._standby: asyncio.Task[Actors] | None = None
-        self._due: asyncio.TimerHandle | None = None
-        """When the standby is to be started."""
 
     async def launch(self, _number: int) -> Actors:
-        if self._due is not None:
-            self._due.cancel()
         standby, self._standby = self._standby, None
         actors = await (standby or self._start())
         await actors.load(self._timeout_s)
-        if self._spec.standby:
-            loop = asyncio.get_running_loop()
-            self._due = loop.call_later(STANDBY_AFTER_S, self.prepare)
         return actors
 
     def prepare(self) -> None:
@@ -240,23 +230,14 @@ class VerifierLauncher:
             self._standby = asyncio.create_task(self._start())
 
     def discard(self) -> None:
-        if not self._spec.standby:
-            self._end_standby()
-
-    def close(self) -> None:
-        if self._due is not None:
-            self._due.cancel()
-        self._end_standby()
-
-    def _start(self) -> Coroutine[Any, Any, Actors]:
-        self._starts += 1
-        return self._group.start_verifier(self._spec, self._starts - 1)
-
-    def _end_standby(self) -> None:
         standby, self._standby = self._standby, None
         if standby is not None:
             standby.cancel()
             standby.add_done_callback(_kill)
+
+    def _start(self) -> Coroutine[Any, Any, Actors]:
+        self._starts += 1
+        return self._group.start_verifier(self._spec, self._starts - 1)
 
 
 def _kill(standby: "asyncio.Task[Actors]") -> None:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:  # takes a second to import, which a replica whose models are 
     import torch
 
 Backend = Literal["native", "vllm"]
-Attention = Literal["packed", "decomposed", "padded", "auto"]
-"""LayoutChoice of engine/attention/layouts.py, which imports torch."""
+Attention = Literal["packed", "decomposed", "padded"]
+"""LayoutName of engine/attention/layouts.py, which imports torch."""
 Where = Literal["actor", "inline"]
 """In a Ray actor of its own, or in the coordinator's process."""
 
@@ -45,13 +45,11 @@ class TargetSpec(PlacementSpec):
     swap_tokens: int = 0
     backend: Backend = "native"
     attention: Attention = "packed"
-    """Of the native backend."""
+    """The layout of the native backend."""
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     """vLLM's own arguments."""
     tensor_parallel: int = 1
     """Native: the number of rank actors. vLLM starts its ranks itself, in one actor."""
-    standby: bool = False
-    """Whether processes are kept ready that replace lost ones."""
 
     @property
     def actors(self) -> int:
@@ -74,7 +72,7 @@ class DrafterSpec(PlacementSpec):
     options: Mapping[str, Any] = field(default_factory=dict)
     """Those of its kind."""
     target: Path | None = None
-    """The target's checkpoint, for kinds that may take weights from there."""
+    """The target's checkpoint, for heads, which may take weights from there."""
     instances: int = 1
     """The number of its lanes."""
 

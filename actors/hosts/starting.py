@@ -2,12 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from actors.hosts.specs import Where
+from actors.hosts.specs import DrafterSpec, Where
+from cluster.checkpoint_files import has_tokenizer
+from engine.tokenizer import check_tokenizer, load_tokenizer
 
 _PROGRESS_S = 10
 """Interval of progress messages during a long load."""
@@ -64,3 +67,25 @@ async def _progress_messages(name: str, progress: Progress) -> AsyncIterator[Non
         yield
     finally:
         reporting.cancel()
+
+
+def check_tokenizers(target: Path, drafters: Sequence[DrafterSpec]) -> None:
+    """Raises IncompatibleDrafter. The config check has compared all that it can without loading
+    tokenizers (cluster/checkpoints.py)."""
+    checkpoints = {drafter.name: drafter.checkpoint for drafter in drafters if drafter.checkpoint}
+    if not checkpoints:
+        return
+    tokens = _tokens(target)
+    for name, checkpoint in checkpoints.items():
+        own = _tokens(checkpoint)
+        if tokens is not None and own is not None:
+            check_tokenizer(name, own, tokens)
+
+
+def _tokens(checkpoint: Path) -> Mapping[str, int] | None:
+    """The vocabulary; None for a checkpoint without a tokenizer, where only the vocabulary's size
+    can be compared."""
+    if not has_tokenizer(checkpoint):
+        return None
+    tokens: dict[str, int] = load_tokenizer(checkpoint).get_vocab()
+    return tokens

@@ -1,4 +1,4 @@
-"""The workers behind hosts: a drafter, the target, or one of the target's further ranks.
+"""The workers that hosts call: a drafter, the target, or one of the target's further ranks.
 
 Ordinary classes. actors/hosts/spawn.py puts them into Ray actors, actors/hosts/inline.py on
 threads. The model is loaded by a call after construction, so that a bad checkpoint is an error of
@@ -16,7 +16,6 @@ from actors.hosts.isolation import draft_isolated, isolated
 from actors.hosts.loading import load_drafter, load_follower, load_verifier
 from actors.hosts.protocol import KvState, TargetCosts
 from actors.hosts.specs import DrafterSpec, TargetSpec
-from engine.committed import EMPTY_HASH
 from engine.draft_profile import DraftCosts
 from engine.parallel.lockstep import follow
 from engine.parallel.ranks import Place
@@ -34,6 +33,7 @@ from engine.protocol import (
 )
 from engine.request import TargetLimits
 from engine.sampling.params import SamplingParams
+from engine.soft_state import EMPTY_HASH
 from policies.protocols import StepRule
 from policies.tree import DraftTree
 

@@ -9,10 +9,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from actors.coordinator.estimates import Estimates
-from actors.coordinator.settings import Policies
 from actors.hosts.facts import Facts
 from actors.router.router import Answer, Report
-from policies.pooling import Pooled, PooledSelection, Statistics, combine, extract, scaled
+from policies.pooling import Pooled, Statistics, combine, extract, scaled
 from policies.request import LaneView
 
 Exchange = Callable[[Report], Awaitable[Answer]]
@@ -26,7 +25,7 @@ class PoolingParams:
     interval_s: float = 5.0
     """The pause between two reports, and the time limit of an answer."""
     half_life_s: float = 600.0
-    """Of the other replicas' statistics while no router answers."""
+    """The half-life of the other replicas' statistics while no router answers."""
 
 
 class Pooling:
@@ -87,15 +86,9 @@ class Pooling:
             await asyncio.sleep(0)  # a fit takes a while: lets rounds run between two
 
 
-def learners_of(
-    policies: Policies, estimates: Estimates, lanes: Iterable[LaneView]
-) -> dict[str, Pooled]:
-    """What a replica pools: acceptances, each drafter's calibration, and its selection policy, if
-    it learns something of its own."""
+def learners_of(estimates: Estimates, lanes: Iterable[LaneView]) -> dict[str, Pooled]:
+    """What a replica pools: acceptances, and each drafter's calibration."""
     learners: dict[str, Pooled] = {
         f"calibration/{lane.drafter}": estimates.calibrations[lane.name] for lane in lanes
     }
-    learners[estimates.acceptance.pool_name] = estimates.acceptance
-    if isinstance(policies.selection, PooledSelection):
-        learners[policies.selection.pool_name] = policies.selection
-    return learners
+    return {**learners, estimates.acceptance.pool_name: estimates.acceptance}

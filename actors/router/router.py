@@ -17,7 +17,7 @@ import numpy as np
 
 from actors.hosts.facts import Facts
 from policies.estimates.acceptance import COLUMNS, AcceptanceEstimates, accepted_levels
-from policies.pooling import DRAFTER, Statistics, Vectors, finite_vectors, split_name, weighted_sum
+from policies.pooling import Statistics, Vectors, finite_vectors, split_name, weighted_sum
 
 
 class Report(TypedDict):
@@ -38,11 +38,6 @@ class Answer(TypedDict):
     """The router's age: a new one may lack the reports of some replicas."""
 
 
-class DrafterView(TypedDict):
-    tokens_per_s: float
-    slots: float
-
-
 class AcceptanceView(TypedDict):
     accepted: float
     """The share of drafted levels of which a token is accepted."""
@@ -61,8 +56,6 @@ class ReplicaView(TypedDict):
 class View(TypedDict):
     """For operators: how good each drafter is, and which replicas report."""
 
-    drafters: dict[str, dict[str, DrafterView]]
-    """By selection policy, of those that learn goodputs of their own."""
     acceptance: dict[str, AcceptanceView]
     """By drafter."""
     replicas: dict[str, ReplicaView]
@@ -73,7 +66,7 @@ class RouterParams:
     departed_after_s: float = 30.0
     """A replica that has not reported for so long has departed: its statistics begin to fade."""
     half_life_s: float = 600.0
-    """Of the statistics of departed replicas."""
+    """The half-life of the statistics of departed replicas."""
     least_weight: float = 0.01
     """Statistics that have faded to less are dropped."""
     max_replicas: int = 256
@@ -96,7 +89,7 @@ class Router:
         self._received: dict[str, _Received] = {}
         """By replica, the longest silent first."""
         self._facts: dict[str, Sequence[float]] = {}
-        """Of the model that was reported first comes first."""
+        """The model that was reported first comes first."""
         self._started_s: float | None = None
         """The time of the first call."""
 
@@ -126,7 +119,6 @@ class Router:
             (received.statistics, weights[name]) for name, received in self._received.items()
         )
         return View(
-            drafters=_by_drafter(pooled),
             acceptance=_acceptance(pooled),
             replicas={
                 name: ReplicaView(
@@ -166,19 +158,6 @@ class Router:
     def _weight(self, received: _Received, now: float) -> float:
         departed_s = max(0.0, now - received.at_s - self._params.departed_after_s)
         return 0.5 ** (departed_s / self._params.half_life_s)
-
-
-def _by_drafter(pooled: Mapping[str, list[float]]) -> dict[str, dict[str, DrafterView]]:
-    """The selection policies that export tokens, seconds and slots of each drafter."""
-    views: dict[str, dict[str, DrafterView]] = {}
-    for name, vector in pooled.items():
-        learner, statistic = split_name(name)
-        if statistic.startswith(DRAFTER) and len(vector) == 3:  # else of another version
-            tokens, seconds, slots = vector
-            views.setdefault(learner, {})[statistic.removeprefix(DRAFTER)] = DrafterView(
-                tokens_per_s=tokens / seconds if seconds else 0.0, slots=slots
-            )
-    return views
 
 
 def _acceptance(pooled: Mapping[str, list[float]]) -> dict[str, AcceptanceView]:

@@ -5,8 +5,8 @@
 drafters alone.
 
 The default target on Spec-Bench, GSM8K and HumanEval (`--data`: the folder with their files), which
-no model here was trained on; half of the requests greedy, half at temperature 1. As in
-benchmarks.serving.peers, each contender is loaded in turn and serves the same new requests as plain
+no model here was trained on; half of the requests greedy, half at temperature 1. Each
+contender is loaded in turn and serves the same new requests as plain
 vLLM, which is loaded all the time, to closed-loop clients; in the `--final-rounds` the best two of
 Spindle's and of the others serve in turns in the same rounds. Contenders: vLLM's ngram, suffix and
 eagle3, transformers' `generate` (one client only), Spindle on both backends with single drafters,
@@ -42,16 +42,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.real.contenders import HEAD, ONE_CLIENT, PLAIN, servers
+from benchmarks.real.contest import Contender, MakeServer, PairedTurn, final, heats
 from benchmarks.real.engine import MODEL, measure_drafters
 from benchmarks.real.options import more_heads, options_of
 from benchmarks.real.prompts import real_prompts
-from benchmarks.real.results import real_records
+from benchmarks.real.results import compared_with_best, finalists_of, real_records
+from benchmarks.real.spindle import PeerRequest
 from benchmarks.real.trace import latency_records, trace_turns, windows_of
 from benchmarks.real.whole_head import whole_head
 from benchmarks.report import Record, publish
-from benchmarks.serving.contenders import PeerRequest
-from benchmarks.serving.contest import Contender, MakeServer, PairedTurn, final, heats
-from benchmarks.serving.peers import compared_with_best, finalists_of
 from cluster.checkpoint_files import stop_token_ids
 from cluster.sources import checkpoint_folder
 

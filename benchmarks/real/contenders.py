@@ -6,9 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serving.contenders import Dtype, PeerRequest, Spindle, TurnResult
-from benchmarks.serving.contest import MakeServer
-from benchmarks.serving.vllm_contenders import ServedVllm
+from benchmarks.real.contest import MakeServer
+from benchmarks.real.served_vllm import ServedVllm
+from benchmarks.real.spindle import Dtype, PeerRequest, Spindle, TurnResult
 from cluster.check import read
 from cluster.config.drafter_kinds import LOOKUPS
 

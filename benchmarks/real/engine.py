@@ -176,7 +176,7 @@ def _tallies(
     depth: int,
     max_tokens: int,
 ) -> list[Tally]:
-    """Of each request."""
+    """One tally for each request."""
     tallies = [Tally() for _ in requests]
     for commit in generate(
         NativeVerifier(model),

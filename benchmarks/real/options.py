@@ -9,9 +9,9 @@ from actors.coordinator.settings import Limits
 from benchmarks.real.contenders import CONTENDERS, HEAD, ONE_CLIENT
 from benchmarks.real.engine import DRAFTERS, MODEL
 from benchmarks.real.prompts import CATEGORIES
+from benchmarks.real.spindle import Dtype
 from benchmarks.report import parser
-from benchmarks.serving.contenders import Dtype
-from cluster.smollm2 import SMOLLM2
+from cluster.built_in_models import SMOLLM2
 
 SMOKE = ("vllm_ngram_k3", "spindle_native")
 ON_TRACE = ("vllm_ngram_k3", "spindle_native", "spindle_vllm")

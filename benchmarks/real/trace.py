@@ -8,9 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.report import Record
-from benchmarks.serving.contenders import PeerRequest, TurnResult
-from benchmarks.serving.contest import (
+from benchmarks.real.contest import (
     Contender,
     MakeServer,
     PairedTurn,
@@ -20,11 +18,13 @@ from benchmarks.serving.contest import (
     run_round,
     served_by,
 )
-from benchmarks.serving.peers import slowest_domain
+from benchmarks.real.results import slowest_domain
+from benchmarks.real.spindle import PeerRequest, TurnResult
+from benchmarks.report import Record
 from benchmarks.simulator.workload import Arrival, replay_csv
 
 CLIENTS = 16
-"""Of the closed loop in which plain vLLM says how fast it serves a round's requests."""
+"""Clients of the closed loop in which plain vLLM says how fast it serves a round's requests."""
 
 
 def windows_of(trace: Path, count: int, requests: int) -> Sequence[Sequence[Arrival]]:

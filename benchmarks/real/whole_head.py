@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from cluster.checkpoints import eagle3_shape
-from engine.drafters.reduced_checkpoint import (
+from engine.drafters.head_weights import (
     EMBEDDINGS,
     OUTPUT,
     read_weights,

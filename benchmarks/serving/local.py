@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def drafter_spec(name: str) -> DrafterSpec:
-    """Of a model of the zoo or a lookup drafter."""
+    """The spec of a built-in model or of a lookup drafter."""
     if name in DRAFTERS:
         return DrafterSpec(name, checkpoint=model_path(name))
     if name in LOOKUPS:

@@ -52,7 +52,7 @@ WARM_UP = 4
 """Requests that compile and open the connection."""
 MAX_TOKENS = 4
 LONG_TOKENS = 1500
-"""Of requests whose clients disconnect."""
+"""Output tokens of requests whose clients disconnect."""
 KV_TOKENS = 16_384
 
 

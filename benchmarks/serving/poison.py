@@ -53,9 +53,9 @@ FAILING = ("sampler", "attention", TOKENIZER, VERIFIER_PROCESS)
 ANSWER_S = 5.0
 """The longest time until the answer to a request that fails without ending a process."""
 MOST_VERIFIERS = 2
-"""The most verifiers that may be lost over one (actors/coordinator/verifier_suspects.py)."""
+"""The most verifiers that may be lost over one (actors/coordinator/suspects.py)."""
 MOST_DRAFTERS = 3
-"""The most drafters that may be lost over one (actors/coordinator/drafter_suspects.py)."""
+"""The most drafters that may be lost over one (actors/coordinator/suspects.py)."""
 _STREAM_S = 180.0
 _BACK_S = 120.0
 _FROM_SHARE = 0.25

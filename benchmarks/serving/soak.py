@@ -1,8 +1,10 @@
-"""Measures the growth of every process's memory under load.
+"""Measures the growth of every process's memory under load, hostile requests among it.
 
 `python -m benchmarks.serving.soak [--seconds 600] [--json FILE]`.
 
-Clients send requests without pause, and some disconnect during their streams. Each process's memory
+Clients send requests without pause; some disconnect during their streams, and some send malformed
+bodies: fields with extreme values or of wrong types, and changed bytes, which must not be answered
+with a server's error. Each process's memory
 is sampled, and its slope over these seconds is compared with a bound. Before them is a warm-up of
 four minutes, in which KV, prefix and suffix memories fill up to their limits (the suffix drafter's
 is set low for that). Names: soak/PROCESS/slope, soak/PROCESS/memory, soak/requests, and
@@ -11,6 +13,7 @@ less than two minutes has no warm-up and does not check growth.
 """
 
 import asyncio
+import json
 import random
 import sys
 from collections import Counter, defaultdict
@@ -31,7 +34,25 @@ PORT = 8172
 CLIENTS = 12
 SAMPLE_S = 2.0
 DISCONNECT_SHARE = 0.2
-"""Of requests whose client disconnects after the first event."""
+"""Share of the valid requests whose client disconnects after the first event."""
+HOSTILE_SHARE = 0.4
+"""Share of requests with a malformed body."""
+MOST_TOKENS = 8
+"""The longest output if a malformed body happens to be valid."""
+VALUES: Sequence[Any] = (
+    *(None, True, -1, 0, 0.5, 2**31, 2**63, 10**400, 1e308, float("nan"), float("inf")),
+    *("", "x" * 20_000, "\ud800", "\x00", [], [[]], [None], [5] * 3000, {}, {"": None}),
+    *({"json": {"$ref": "#"}}, {"json": {"type": ["string", "nothing"]}}, {"json": {"not": {}}}),
+    *({"regex": "(" * 500}, {"regex": "(a*)*" * 9}, {"grammar": "root ::= root"}, {"choice": []}),
+)
+FIELDS = (
+    *("model", "prompt", "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty"),
+    *("frequency_penalty", "repetition_penalty", "logit_bias", "stop", "stop_token_ids", "seed"),
+    *("allowed_token_ids", "bad_words", "min_tokens", "logprobs", "echo", "prompt_logprobs"),
+    *("structured_outputs", "response_format", "stream_options", "slo", "priority", "spindle"),
+    *("speculation", "request_id", "truncate_prompt_tokens", "messages", "tools", "unknown"),
+)
+PATHS = ("completions", "completions", "chat/completions", "responses")
 WARM_UP_S = 240.0
 PAST_TOKENS = 20_000
 """Few enough that outputs fill the suffix memory within the warm-up: growth after it is a leak."""
@@ -90,6 +111,9 @@ async def run_load(app: App, seconds: float) -> tuple[Mapping[str, list[Sample]]
                     "max_tokens": rng.randint(16, 128),
                     "temperature": float(number % 2),
                 }
+                if rng.random() < HOSTILE_SHARE:
+                    outcomes[await send_hostile(http, app.url, body, rng)] += 1
+                    continue
                 disconnects = rng.random() < DISCONNECT_SHARE
                 outcomes[await send(http, app.url, body, disconnects)] += 1
 
@@ -126,6 +150,32 @@ async def send(http: ClientSession, url: str, body: Mapping[str, Any], disconnec
         return "left"
     await reading
     return "complete" if stream.complete else "failed"
+
+
+def hostile_body(body: Mapping[str, Any], rng: random.Random) -> bytes:
+    """The body with a few fields of other values, and every third with changed bytes."""
+    changed = {name: rng.choice(VALUES) for name in rng.sample(FIELDS, rng.randint(1, 4))}
+    text = json.dumps({**body, "max_tokens": MOST_TOKENS, **changed}).encode()
+    if rng.random() < 1 / 3:
+        start = rng.randrange(len(text))
+        end = start + rng.randrange(20)
+        text = text[:start] + rng.choice((b"", b'"', b"[" * 5000, b"9" * 5000)) + text[end:]
+    return text
+
+
+async def send_hostile(
+    http: ClientSession, url: str, body: Mapping[str, Any], rng: random.Random
+) -> str:
+    """Returns `answered` or, after a server's error other than that it is full, `failed`."""
+    text = hostile_body(body, rng)
+    headers = {"Content-Type": "application/json"}
+    address = f"{url}/v1/{rng.choice(PATHS)}"
+    async with http.post(address, data=text, headers=headers) as response:
+        answer = await response.read()
+        if response.status < 500 or (response.status == 503 and "Retry-After" in response.headers):
+            return "answered"
+    print(f"{response.status} {answer[:500]!r} to {text[:2000]!r}", flush=True)
+    return "failed"
 
 
 def process_memory(app: App) -> dict[str, float]:

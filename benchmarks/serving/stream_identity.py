@@ -47,7 +47,7 @@ class StreamIdentity:
         return None
 
     def scores(self, body: Mapping[str, Any], output: Sequence[int]) -> NDArray[np.float64]:
-        """Of each token that might follow this output: log p + g, up to a constant."""
+        """log p + g of each token that might follow this output, up to a constant."""
         tokens = [*body["prompt"], *output]
         with torch.inference_mode():
             logits = self._model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1]

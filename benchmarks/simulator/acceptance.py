@@ -35,7 +35,7 @@ class DrafterModel:
     """One drafter in one domain."""
 
     confidence: tuple[float, ...]
-    """Of the first choice, at even steps of predictability from 0 to 1."""
+    """Confidence of the first choice, at even steps of predictability from 0 to 1."""
     accepted: tuple[float, ...]
     """The probability that the first choice is right, at the same steps."""
     silent: float = 0.0
@@ -53,7 +53,7 @@ class DrafterModel:
     rank_shares: tuple[float, ...] = ()
     """Where the first choice is wrong: how often the second, third, ... choice is right."""
     sibling_confidence: tuple[float, ...] = ()
-    """Of the second, third, ... choice, as shares of 1 - the first one's."""
+    """Confidence of the second, third, ... choice, as shares of 1 - the first one's."""
 
     def __post_init__(self) -> None:
         if len(self.confidence) != len(self.accepted) or len(self.confidence) < 2:
@@ -126,7 +126,7 @@ class Acceptance:
     """Share of the per-position noise that is common to all drafters."""
 
     def draws(self, seed: int, domain: str, drafter: str, block: int) -> Draws:
-        """Of the request with this sampling seed, from output position block · BLOCK on."""
+        """One block's draws for the request with this sampling seed."""
         model = self.models[domain, drafter]
         request = _mixed(
             generator(seed, "request").standard_normal(2),

@@ -76,8 +76,8 @@ class SimulatedDrafter(SimulatedHost):
         return grow(request, context, output, context - start.prompt_len, order.depth, order.width)
 
     def _seconds(self, drafts: Sequence[DraftLevels]) -> float:
-        """Of the forwards as engine/drafters/model.py runs them: new committed tokens in chunks,
-        the last of which proposes the first level; then one forward per further level."""
+        """The time of the forwards that engine/drafters/model.py would run: new committed tokens in
+        chunks, the last of which proposes the first level; then one forward per further level."""
         if self._cost is None:
             return 0.0
         news = [self._catch_up(draft) for draft in drafts]

@@ -24,7 +24,7 @@ class Gpu:
     flops: float
     """Dense half precision with tensor cores, per second."""
     bandwidth: float
-    """Of its memory, bytes per second."""
+    """Memory bandwidth in bytes per second."""
     memory: float
     """Bytes."""
     link: float
@@ -99,7 +99,7 @@ _DEFAULT = Efficiency()
 def roofline(
     model: Shape, gpu: Gpu, gpus: int = 1, efficiency: Efficiency = _DEFAULT
 ) -> RooflineCost:
-    """Of a forward, tensor-parallel on several GPUs."""
+    """The cost of a forward, tensor-parallel on several GPUs."""
     bandwidth = gpus * gpu.bandwidth * efficiency.bandwidth
     reading_s = model.weight_bytes / bandwidth
     computing_s = 2 * model.parameters / (gpus * gpu.flops * efficiency.flops)
@@ -126,5 +126,5 @@ def kv_tokens(model: Shape, gpu: Gpu, gpus: int = 1, share: float = 0.9) -> int:
 def swap_s_per_token(
     model: Shape, gpu: Gpu, gpus: int = 1, efficiency: Efficiency = _DEFAULT
 ) -> float:
-    """Of copying KV to host memory, each GPU over its own link."""
+    """The time to copy one token's KV to host memory, each GPU over its own link."""
     return model.kv_bytes / (gpus * gpu.host_link * efficiency.link)

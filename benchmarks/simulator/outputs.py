@@ -17,7 +17,7 @@ from benchmarks.simulator.randomness import BLOCK, generator
 STOP = 0
 """The token that ends an output."""
 _CACHED_BLOCKS = 4096
-"""Of outputs, which the verifier and all drafters read."""
+"""Blocks of outputs that are kept: the verifier and all drafters read them."""
 
 Tokens = NDArray[np.int32]
 

@@ -66,7 +66,7 @@ class DrafterSpec:
     drafter: str
     """Selects its acceptance model; several lanes may run the same drafter."""
     cost: CostModel | None
-    """Of one forward. None: a lookup, which has no forwards and drafts for every request."""
+    """The cost of one forward; None: a lookup, which has none and drafts for every request."""
     capacity: int = 1 << 20
     budget: int = 512
     """AdaServe's B_2: tokens of a draft step."""

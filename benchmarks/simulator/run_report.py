@@ -121,7 +121,7 @@ class Report:
 
     @property
     def acceptance(self) -> float:
-        """Of verified draft tokens."""
+        """The share of verified draft tokens that were accepted."""
         return self.tally.accepted / max(1, self.tally.drafted)
 
     @property

@@ -59,7 +59,7 @@ class _BatchSlot:
     pending: int
     """Committed tokens that remain for later forwards."""
     nodes: int
-    """Of the draft tree."""
+    """Nodes of the draft tree."""
     blocks: int
     """KV blocks that the forward needs for it."""
 

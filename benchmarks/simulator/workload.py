@@ -24,7 +24,7 @@ class Arrival:
     at_s: float
     prompt_tokens: int
     output_tokens: int
-    """Of the target; policies do not see it."""
+    """Length of the target's output; policies do not see it."""
     max_tokens: int
     """The request's limit."""
     domain: str = ""
@@ -45,7 +45,7 @@ class Lengths:
     output_mean: float = 200.0
     output_spread: float = 0.6
     longest: int = 2048
-    """Of prompts and outputs; also every request's max_tokens."""
+    """The longest prompt and output; also every request's max_tokens."""
 
 
 def poisson(rate: float, count: int, seed: int) -> Floats:

@@ -15,7 +15,6 @@ from cluster.config.crosschecks import (
     check_formats,
     check_heads,
     check_inline_gpus,
-    check_layers,
     check_ranks,
     check_reduced_vocabularies,
     check_vocabulary,
@@ -32,6 +31,7 @@ from cluster.config.serving import (
     PoliciesConfig,
     ScalingConfig,
     SloClass,
+    TracingConfig,
 )
 from cluster.sources import name_of
 
@@ -92,6 +92,8 @@ class AppConfig(Section):
     (docs/security.md)."""
     grpc: GrpcConfig | None = None
     """The gRPC interface; null: there is none."""
+    tracing: TracingConfig | None = None
+    """Spans of requests and rounds; null: there are none."""
     log_format: Literal["text", "json"] = "text"
     """The format of the log files of ingress and replicas, with one line per request that ends."""
     strict_fields: bool = False
@@ -121,7 +123,6 @@ class AppConfig(Section):
         check_ranks(self.target)
         check_whole_context(self.target)
         check_vocabulary(self.target, self.drafters)
-        check_layers(self.target, self.drafters)
         differ("api_keys", self.api_keys)
         check_tenants("priority_for", self.priority_for, self.api_keys)
         check_tenants("operators", self.operators, self.api_keys)

@@ -18,14 +18,12 @@ from cluster.checkpoints import (
     draft_vocab_size,
     eagle3_shape,
     is_head,
-    reduced_vocabulary_problem,
 )
-from cluster.claims import check_weights
 from cluster.config.backends import BACKENDS, able
 from cluster.config.drafter_kinds import drafter_kind
 from cluster.config.models import DrafterConfig, TargetConfig
 from cluster.config.serving import Choice, PoliciesConfig
-from cluster.sources import is_on_hub
+from cluster.sources import check_weights, is_on_hub
 from policies import catalogue
 
 
@@ -129,18 +127,6 @@ def check_whole_context(target: TargetConfig) -> None:
         )
 
 
-def check_layers(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:
-    """Checks that drafters which exit the target early leave out some of its layers."""
-    all_layers = target.architecture().num_hidden_layers
-    for number, drafter in enumerate(drafters):
-        if drafter.layers is not None and drafter.layers >= all_layers:
-            possible = f"at most {all_layers - 1}" if all_layers > 1 else "another kind of drafter"
-            raise ValueError(
-                f"drafters.{number}.layers: {drafter.layers} are not fewer than the {all_layers} "
-                f"of {target.model}; set {possible}"
-            )
-
-
 def check_heads(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:
     """Checks that heads get the target's hidden states, that they were made for such ones, and
     that none stands where a whole model is needed."""
@@ -182,25 +168,21 @@ def check_heads(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None
 
 
 def check_reduced_vocabularies(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:
-    """Checks that the target has no reduced vocabulary, and that a drafter which has one names its
-    tokens and finds in the target what its own checkpoint leaves out."""
-    own = target.header_path()
-    reduced = draft_vocab_size(own)
-    if reduced is not None:
-        raise ValueError(
-            f"target.model: {target.model} has a reduced vocabulary of {reduced} tokens, as only "
-            "drafters may; choose a whole model"
-        )
+    """Checks that only heads have a reduced vocabulary."""
+    _refuse_reduced_vocabulary("target.model", target.model, target.header_path())
     for number, drafter in enumerate(drafters):
         path = drafter.header_path()
-        if path is None or drafter_kind(drafter.kind).reads_features:
-            continue
-        problem = reduced_vocabulary_problem(path, target.architecture().hidden_size)
-        if problem is not None:
-            raise ValueError(
-                f"drafters.{number}.model: {drafter.model} {problem}; choose a drafter that was "
-                "made for this target"
-            )
+        if path is not None and not drafter_kind(drafter.kind).reads_features:
+            _refuse_reduced_vocabulary(f"drafters.{number}.model", drafter.model, path)
+
+
+def _refuse_reduced_vocabulary(field: str, model: str | None, path: Path) -> None:
+    reduced = draft_vocab_size(path)
+    if reduced is not None:
+        raise ValueError(
+            f"{field}: {model} has a reduced vocabulary of {reduced} tokens, as only heads may; "
+            "choose a whole model"
+        )
 
 
 def check_vocabulary(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:

@@ -18,15 +18,11 @@ class DrafterKind:
     """Drafts in far less than a millisecond without a model, so that it runs in the coordinator's
     event loop, for every request besides the selected lane, at a cost that counts as nothing."""
     options: tuple[str, ...] = ()
-    """Fields of DrafterConfig that other kinds refuse; keyword arguments of what makes one. One
-    without a default must be given."""
-    of_target: bool = False
-    """Computes with weights of the target: it has no `model`, its checkpoint is the target's."""
+    """Fields of DrafterConfig that other kinds refuse; keyword arguments of what makes one."""
     reads_features: bool = False
-    """Reads the target's hidden states, and so needs a verifier that hands them out."""
-    takes_of_target: bool = False
-    """Its checkpoint may leave out weights that the target's has: what makes it is also given that
-    checkpoint, as `target`."""
+    """Reads the target's hidden states, and so needs a verifier that hands them out. Its checkpoint
+    may leave out weights that the target's has: what makes it is also given that checkpoint, as
+    `target`."""
 
     def maker(self) -> Callable[..., Any]:
         make: Callable[..., Any] = resolve_name(self.made_by)
@@ -38,30 +34,21 @@ DRAFTER_KINDS: Mapping[str, DrafterKind] = {
         "a small language model",
         made_by="engine.drafters.loading:load_model_drafter",
         lookup=False,
-        takes_of_target=True,
-    ),
-    "early_exit": DrafterKind(
-        "the first `layers` layers of the target, with the target's own norm and output matrix",
-        made_by="engine.drafters.early_exit:load_early_exit",
-        lookup=False,
-        options=("layers",),
-        of_target=True,
     ),
     "eagle3": DrafterKind(
         "an EAGLE-3 head in the format of speculators, which reads the target's hidden states",
         made_by="engine.drafters.eagle3:load_eagle3",
         lookup=False,
         reads_features=True,
-        takes_of_target=True,
     ),
     "ngram": DrafterKind(
         "a lookup of what followed the last tokens earlier in the same request, at almost no cost",
-        made_by="engine.drafters.ngram:NgramDrafter",
+        made_by="engine.drafters.lookup:NgramDrafter",
         lookup=True,
     ),
     "suffix": DrafterKind(
         "the same in past outputs as well",
-        made_by="engine.drafters.suffix:SuffixDrafter",
+        made_by="engine.drafters.lookup:SuffixDrafter",
         lookup=True,
         options=("past_tokens",),
     ),

@@ -14,7 +14,7 @@ def check_reference(key: str) -> str:
     """Raises ValueError if the key refers to a variable with an invalid name."""
     variable = _variable(key)
     if variable is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
-        raise ValueError(f"behind {_REFERENCE} there is no name of an environment variable")
+        raise ValueError(f"after {_REFERENCE} there is no name of an environment variable")
     return key
 
 

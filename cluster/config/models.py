@@ -50,7 +50,7 @@ Tokens = Annotated[int, Field(ge=64, le=ranges.COUNT.most)]
 Threads = AtLeastOne
 Placement = Literal["actor", "inline"]
 Dtype = Literal["auto", "bfloat16", "float32"]
-Attention = Literal["packed", "decomposed", "padded", "auto"]
+Attention = Literal["packed", "decomposed", "padded"]
 
 
 class TargetConfig(Section):
@@ -73,8 +73,7 @@ class TargetConfig(Section):
     (docs/config.md has the table)."""
     attention: Attention = "packed"
     """How the native backend attends to requests of different lengths, with the same output:
-    `packed` without padding, `decomposed` in pieces of one length (Spin), `padded` to the longest;
-    `auto` takes what a second of measuring at each start finds fastest, and logs it
+    `packed` without padding, `decomposed` in pieces of one length (Spin), `padded` to the longest
     (docs/attention.md)."""
     tensor_parallel: AtLeastOne = 1
     """Number of ranks that share the model. Each needs whole attention heads."""
@@ -88,10 +87,6 @@ class TargetConfig(Section):
     """CPUs that each actor reserves in Ray; how many it uses depends on `threads`."""
     threads: Threads = 1
     """Computing threads per rank."""
-    standby: bool = False
-    """Whether each rank has a process at hand that takes its place when it is lost: streams then
-    wait for the loading of the model, and not for 5 to 10 s of imports. Only for actors without
-    GPUs; takes 0.4 GB of memory per rank."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Arguments of vLLM's engine, for `backend: vllm`."""
     tool_parser: Annotated[str, Field(min_length=1)] | None = None
@@ -127,11 +122,6 @@ class TargetConfig(Section):
                 "placement: each of several ranks is a process of its own; set actor, or "
                 "tensor_parallel: 1"
             )
-        if self.standby and (self.placement == "inline" or self.gpus):
-            raise ValueError(
-                "standby: only a target in actors without GPUs can have processes at hand; set "
-                "false, or placement: actor and gpus: 0"
-            )
         _refuse_what_only_actors_have(self, self.placement)
         _refuse_accelerator_without_gpu(self.accelerator, self.gpus)
         return self
@@ -164,8 +154,6 @@ class DrafterConfig(Section):
     dtype: Dtype = "auto"
     """The dtype of weights and KV. `auto`: as for the target, but float32 for models so small that
     compiled loops run them (docs/drafters.md)."""
-    layers: AtLeastOne | None = None
-    """For kind `early_exit`: how many of the target's layers it runs, fewer than all."""
     max_batch: AtLeastOne = 16
     """The most requests that each instance drafts for at once (B_j of Spin)."""
     kv_tokens: Tokens | None = None
@@ -198,14 +186,9 @@ class DrafterConfig(Section):
             raise ValueError(
                 f"{option}: only kind {with_option(option)} has it, not {self.kind}; leave it out"
             )
-        for option in kind.options:
-            if getattr(self, option) is None:
-                raise ValueError(f"{option}: a drafter of kind {self.kind} needs it")
         if kind.lookup:
             return self._is_a_lookup()
-        if kind.of_target and self.model is not None:
-            raise ValueError(f"model: {self.kind} runs the target's weights; leave it out")
-        if self.model is None and not kind.of_target:
+        if self.model is None:
             raise ValueError(f"model: a drafter of kind {self.kind} needs one")
         if self.placement == "inline" and self.instances > 1:
             raise ValueError("instances: several in one process gain nothing; set placement: actor")

@@ -1,7 +1,7 @@
 """How requests are served: policies, SLOs, limits and replicas."""
 
 import json
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
@@ -10,7 +10,6 @@ from policies import catalogue, ranges
 from policies.microbatch import MicroBatchParams
 from policies.request import Slo
 from policies.scheduling.fairness import FairnessParams
-from policies.scheduling.rank_prompts import MAX_BATCH
 
 Seconds = Annotated[float, within(ranges.SECONDS)]
 Milliseconds = Annotated[float, within(ranges.SLO_MS)]
@@ -31,31 +30,12 @@ class Choice(Section):
 
 
 class LengthsConfig(Section):
-    """How output lengths are predicted (docs/policies/ranking.md)."""
+    """Output lengths are learned from finished requests with the same tenant, SLO and `max_tokens`
+    and a prompt about as long (docs/policies/ranking.md)."""
 
     enabled: bool | None = None
     """Whether lengths are predicted; null: if the schedule orders by them (`laps_sd`, `lp_sjf`).
-    `self_ranked` requests predictions of its own."""
-    predictor: Literal["target", "learned"] = "learned"
-    """`target`: the target itself, by ranking prompts (Self-scheduling). `learned`: the lengths of
-    finished requests with the same tenant, SLO and `max_tokens` and a prompt about as long."""
-    form: Literal["length_only"] = "length_only"
-    """The form of the ranking prompt: `length_only`, whose answers are lengths."""
-    batch: Annotated[int, Field(ge=1, le=MAX_BATCH)] = MAX_BATCH
-    """The most requests in one ranking prompt."""
-    timeout_s: Seconds = 0.5
-    """The longest time for which a request, which runs meanwhile, waits to enter a ranking
-    prompt."""
-
-    @model_validator(mode="after")
-    def _options_fit_predictor(self) -> Self:
-        unused = {"form", "batch", "timeout_s"} & self.model_fields_set
-        if self.predictor == "learned" and unused:
-            raise ValueError(
-                f"{', '.join(sorted(unused))}: of ranking prompts, which predictor learned does "
-                "not send; leave it out, or set predictor: target"
-            )
-        return self
+    `self_ranked` asks the target itself."""
 
 
 class PoliciesConfig(Section):
@@ -72,7 +52,7 @@ class PoliciesConfig(Section):
     pipeline: MicroBatchParams = MicroBatchParams()
     """How drafting and verification overlap."""
     lengths: LengthsConfig = LengthsConfig()
-    """Whether and how output lengths are predicted."""
+    """Whether output lengths are predicted."""
     seed: Annotated[int, within(ranges.SEED)] = 0
     """Seed of the policies' random choices."""
 
@@ -136,11 +116,6 @@ class LimitsConfig(Section):
     forward_tokens: Annotated[int, Field(ge=2, le=ranges.COUNT.most)] = 512
     """The most new tokens in one forward of the target: last committed tokens, draft tokens and
     prompt chunks."""
-    catch_up_share: Annotated[float, Field(ge=0, le=1)] = 0.005
-    """Fast switching (Spin): the share of the time in which an idle drafter without a GPU may read,
-    while the target verifies, what requests that will probably move to it have committed. Such
-    reading slows the target down, unless the drafter's cores are its own; 0: never. Drafters on
-    GPUs of their own have no such bound."""
     feature_tokens: AtLeastOne = 4096
     """For how many committed tokens of a request the target's features are kept until the drafters
     that read them have done so; a drafter that lacks more does not draft for the request. A token
@@ -198,6 +173,15 @@ class LimitsConfig(Section):
                 f"max_batch = {self.max_batch} requests"
             )
         return self
+
+
+class TracingConfig(Section):
+    """OpenTelemetry's spans of requests and their rounds (docs/operating.md)."""
+
+    endpoint: Annotated[str, Field(pattern=r"^https?://")]
+    """Where a collector takes traces by OTLP over HTTP, such as `http://localhost:4318/v1/traces`."""
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The share of requests that have spans."""
 
 
 class GrpcConfig(Section):

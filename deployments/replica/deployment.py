@@ -87,6 +87,12 @@ class Replica:
         self._metrics = Metrics(self._name, drafters, slo_classes)
         self._metrics.set_down(service.coordinator.lanes_down)
         service.add_observer(self._observe)
+        if self._config.tracing is not None:
+            from deployments.replica.spans import RequestSpans
+
+            now, model = asyncio.get_running_loop().time(), self._config.served_name
+            spans = RequestSpans(self._config.tracing, model, self._name, now)
+            service.add_observer(spans.observe)
         self._live = LiveNumbers(self._name, service.lanes)
         service.add_observer(self._live.observe)
         self._pooling = asyncio.create_task(service.pool(self._name, exchange))

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ray.util.placement_group import get_current_placement_group
@@ -13,7 +12,7 @@ from actors.hosts.fleet import Fleet, start_fleet
 from actors.hosts.spawn import Group
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from cluster.cache import cache_dir
-from cluster.config import AppConfig, DrafterConfig, TargetConfig
+from cluster.config import AppConfig
 from cluster.config.drafter_kinds import drafter_kind
 from cluster.placement import Placement, plan
 from cluster.sources import is_on_hub
@@ -73,7 +72,6 @@ def target_spec(config: AppConfig, placement: Placement) -> TargetSpec:
         attention=target.attention,
         engine_args=target.engine_args,
         tensor_parallel=target.tensor_parallel,
-        standby=target.standby,
         placement=target.placement,
         gpus=target.gpus,
         cpus=target.cpus,
@@ -87,12 +85,12 @@ def drafter_specs(config: AppConfig, placement: Placement) -> list[DrafterSpec]:
         DrafterSpec(
             name=drafter.name,
             kind=drafter.kind,
-            checkpoint=_checkpoint(drafter, config.target),
+            checkpoint=drafter.path(),
             dtype=_dtype(drafter.dtype),
             capacity=drafter.max_batch,
             kv_tokens=drafter.kv_capacity(config.target),
             options=drafter.options,
-            target=config.target.path() if drafter_kind(drafter.kind).takes_of_target else None,
+            target=config.target.path() if drafter_kind(drafter.kind).reads_features else None,
             instances=drafter.instances,
             placement=drafter.placement,
             gpus=drafter.gpus,
@@ -106,11 +104,6 @@ def drafter_specs(config: AppConfig, placement: Placement) -> list[DrafterSpec]:
     ]
 
 
-def _checkpoint(drafter: DrafterConfig, target: TargetConfig) -> Path | None:
-    """What the drafter's weights are read from; None for lookups."""
-    return target.path() if drafter_kind(drafter.kind).of_target else drafter.path()
-
-
 def _dtype(name: str) -> "torch.dtype | None":
     """None: chosen where the model runs, because its node may have another processor."""
     if name == "auto":
@@ -121,20 +114,4 @@ def _dtype(name: str) -> "torch.dtype | None":
 
 
 def limits_of(config: AppConfig) -> Limits:
-    limits = config.limits
-    return Limits(
-        max_batch=limits.max_batch,
-        max_waiting=limits.max_waiting,
-        kv_tokens=config.target.kv_tokens,
-        forward_tokens=limits.forward_tokens,
-        catch_up_share=limits.catch_up_share,
-        feature_tokens=limits.feature_tokens,
-        unread_tokens=limits.unread_tokens,
-        stalled_s=limits.stalled_s,
-        slow_drafter_s=limits.slow_drafter_s,
-        stalled_host_s=limits.stalled_host_s,
-        suspect_host_s=limits.suspect_host_s,
-        probe_after_s=limits.probe_after_s,
-        compile_s=limits.compile_s,
-        recovery_s=limits.recovery_s,
-    )
+    return Limits(**config.limits.model_dump(), kv_tokens=config.target.kv_tokens)

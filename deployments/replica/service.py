@@ -8,10 +8,8 @@ from contextlib import suppress
 
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, Left
-from actors.coordinator.length_learner import LengthLearner
-from actors.coordinator.length_ranker import LengthPredictor, RankConsumer, Ranker
+from actors.coordinator.lengths import LengthLearner, Ranker, RankerText
 from actors.coordinator.loop import Coordinator
-from actors.coordinator.ranker_text import RankerText
 from actors.coordinator.settings import Policies
 from actors.hosts.fleet import Fleet
 from actors.hosts.protocol import HostLost
@@ -26,8 +24,7 @@ from policies.estimates.output_lengths import LearnedLengths
 from policies.pooling import Pooled
 from policies.protocols import EstimatesRegret, Schedule
 from policies.request import LaneView
-from policies.scheduling.rank_queue import RankQueue
-from policies.scheduling.self_ranked import SelfRanked, SelfRankedParams
+from policies.scheduling.self_ranked import SelfRanked
 
 _WARM_UP = "spindle:warm-up"
 _WARM_UP_PROMPT = [1] * 32
@@ -51,6 +48,7 @@ class Service:
         self._compile_queue = CompileQueue(fleet.grammars) if fleet.grammars else None
         self._observers: list[Callable[[Event], None]] = []
         self._estimates = Estimates(fleet.costs, [lane.view for lane in fleet.lanes])
+        self._text = RankerText(config.target.header_path())
         self._policies, schedule = self._make(config.policies)
         self.coordinator = Coordinator(
             fleet.verifier,
@@ -61,9 +59,8 @@ class Service:
             config.policies.pipeline,
             self._observe,
         )
-        self._text = RankerText(config.target.header_path())
         self._learner = LengthLearner(LearnedLengths(), self.coordinator.predict)
-        self._ranker = Ranker(None, fleet.verifier, self._text, config.policies.lengths.timeout_s)
+        self._ranker = Ranker(None, fleet.verifier, self._text)
         self._observers += [self._ranker.observe, self._learner.observe]
         self._use_length_prediction(config.policies, schedule)
         self._ranking = asyncio.create_task(self._ranker.run(self.coordinator))
@@ -98,8 +95,8 @@ class Service:
         if config == self._config:
             return
         policies, schedule = self._make(config)
-        self._use_length_prediction(config, schedule)
         self.coordinator.use(policies, config.pipeline)
+        self._use_length_prediction(config, schedule)
         self._policies, self._config = policies, config
 
     async def check_grammar(self, params: SamplingParams, tenant: str) -> None:
@@ -122,7 +119,7 @@ class Service:
         await Pooling(replica, 0, exchange, self._learners, facts=self._fleet.facts).run()
 
     def _learners(self) -> dict[str, Pooled]:
-        return learners_of(self._policies, self._estimates, self.lanes)
+        return learners_of(self._estimates, self.lanes)
 
     @property
     def limits(self) -> TargetLimits:
@@ -147,6 +144,8 @@ class Service:
         """The policies, and the schedule without the fairness wrapper."""
         switch = self._fleet.costs.switch
         schedule = make_schedule(config.schedule.name, config.schedule.options, switch)
+        if isinstance(schedule, SelfRanked):
+            self._check_chat_template(config)
         selection = make_selection(config.selection.name, config.selection.options, config.seed)
         speculation = make_speculation(
             config.speculation.name, config.speculation.options, self._estimates.calibrations
@@ -154,18 +153,8 @@ class Service:
         return Policies(fair(schedule, config.fairness), selection, speculation), schedule
 
     def _use_length_prediction(self, config: PoliciesConfig, schedule: Schedule) -> None:
-        ranked: RankConsumer | None = None
-        timeout_s = config.lengths.timeout_s
-        if isinstance(schedule, SelfRanked):
-            ranked = schedule
-            timeout_s = config.schedule.options.get("timeout_s", SelfRankedParams().timeout_s)
-        elif config.predicts_lengths and config.lengths.predictor == "target":
-            queue = RankQueue(config.lengths.form, config.lengths.batch, timeout_s)
-            ranked = LengthPredictor(queue, self.coordinator.predict)
-        if ranked is not None:
-            self._check_chat_template(config)
-        self._ranker.use(ranked, timeout_s)
-        self._learner.use(config.predicts_lengths and config.lengths.predictor == "learned")
+        self._ranker.use(schedule if isinstance(schedule, SelfRanked) else None)
+        self._learner.use(config.predicts_lengths)
 
     def _check_chat_template(self, config: PoliciesConfig) -> None:
         try:
@@ -174,7 +163,7 @@ class Service:
             raise ValueError(
                 f"policies.schedule: {config.schedule.name} has the target asked for output "
                 "lengths, and its tokenizer has no chat template to ask with; choose another "
-                "schedule, or for all but self_ranked lengths.predictor: learned"
+                "schedule"
             ) from error
 
 

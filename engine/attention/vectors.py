@@ -103,7 +103,7 @@ def largest(_typing: object, _vector: types.Type) -> Lowering:
 def load(
     _typing: object, array: types.Array, _i: types.Type, _j: types.Type, _k: types.Type
 ) -> Lowering:
-    """array[i, j, k : k + LANES], with zeros behind the end of the row."""
+    """array[i, j, k : k + LANES], with zeros after the end of the row."""
     stored, alignment = _STORED[array.dtype], _I32(array.dtype.bitwidth // 8)
 
     def build(

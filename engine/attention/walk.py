@@ -276,7 +276,7 @@ def _cap(scores: Floats, softcap: float) -> None:
 
 @njit(cache=True, nogil=True)
 def _mask(arrays: WalkArrays, nth: int, group: int, window: int, scores: Floats) -> None:
-    """Masks the slots that a row may not see, and the scores behind the last slot."""
+    """Masks the slots that a row may not see, and the scores after the last slot."""
     request = arrays.walked[nth]
     first_row, first_kv = arrays.row_offsets[request], arrays.kv_offsets[request]
     rows, count = _size(arrays, request)

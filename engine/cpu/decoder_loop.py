@@ -118,7 +118,8 @@ def _is_fusible(model: PreTrainedModel) -> bool:
 
 
 def fused_layer(layer: nn.Module, number: int, window: int | None = None) -> FusedLayer:
-    """Of a layer whose linear layers are packed; `window` if its attention names none."""
+    """The compiled calls for a layer whose linear layers are packed; `window` where its attention
+    names none."""
     attention, mlp = layer.self_attn, layer.mlp
     if not isinstance(attention.q_proj, PackedPart):
         parts = join([attention.q_proj, attention.k_proj, attention.v_proj])

@@ -24,8 +24,8 @@ _REPLACEMENT = 36
 def has_slow_row_counts(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether products run on AMX, whose tiles have 16 rows.
 
-    There oneDNN takes 1.4 times as long for two tiles of rows as for one or three (`python -m
-    lab.micro.row_counts`), and batches of a few requests with drafts have as many rows.
+    There oneDNN takes 1.4 times as long for two tiles of rows as for one or three, and batches of a
+    few requests with drafts have as many rows (docs/cpu_speed.md).
     """
     on_cpu = device.type == "cpu" and dtype == torch.bfloat16
     return on_cpu and torch.cpu._is_amx_tile_supported()

@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 _WINDOW_S = 0.5
-"""Waiting is judged over so long a time, and at least so long after the number has changed."""
+"""Waiting is judged over this time, and no sooner than this after the number has changed."""
 _MOST_WAITING = 0.5
-"""Time in which threads wait for a processor, per time: more means that there are too many. Of two
+"""Time in which threads wait for a processor, per time: more means that there are too many. For two
 threads on two processors it is 0.7 beside a busy process, 0.4 beside Serve's proxy and a client."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 8.0
 """Before another thread is tried; doubled each time that it had to wait as well."""
@@ -77,7 +77,7 @@ _process: ThreadCount | None = None
 
 
 def set_threads(most: int) -> None:
-    """Forwards of this process use at most so many threads."""
+    """Forwards of this process use at most this number of threads."""
     global _process
     torch.set_num_threads(most)
     _process = ThreadCount(most)

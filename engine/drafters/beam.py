@@ -35,10 +35,10 @@ class DraftJob:
     scored: bool = False
     """Also compare the committed tokens with what this drafter would have drafted."""
     matcher: "OutputMatcher | None" = None
-    """Of a request with a grammar, whose drafts keep to it."""
+    """The one of a request with a grammar, whose drafts keep to it."""
 
     def scored_rows(self, first: int, count: int) -> list[Row]:
-        """Sampling inputs behind each of the `count` committed tokens from `first` on."""
+        """Sampling inputs after each of the `count` committed tokens from `first` on."""
         params, committed = self.start.params, self.committed
         return [
             Row(

@@ -49,7 +49,8 @@ class Eagle3Drafter(ModelDrafter):
         super().__init__(name, self._rows, target_vocab_size=target_vocab_size, grammars=grammars)
         self.feature_layers = head.aux_layers
         self._features: dict[str, tuple[int, Tensor]] = {}
-        """Of the positions from the first on whose rows are still to be run, or to run again."""
+        """By request, the first position whose row is still to be run, or to run again, and the
+        features from there on."""
 
     def draft(
         self, orders: Sequence[DraftOrder], continue_drafting: ContinueDrafting = to_ordered_depth
@@ -111,7 +112,7 @@ class Eagle3Drafter(ModelDrafter):
         return rows[begin - first : end - first]
 
     def _drop_read(self, request: str) -> None:
-        """The last row runs again if another token is committed behind it."""
+        """The last row runs again if another token is committed after it."""
         if request in self._features:
             first, rows = self._features[request]
             needed = max(first, self._rows.length(request) - 2)

@@ -2,7 +2,7 @@
 embedding beside the target's features of the position before it, and an output matrix over a
 reduced vocabulary (Li et al., "EAGLE-3", 2025; the same computation as vLLM's `llama_eagle3`).
 
-Row j has the features of position j and token j + 1; it predicts token j + 2. Behind the committed
+Row j has the features of position j and token j + 1; it predicts token j + 2. After the committed
 tokens the head's own output takes the place of the features.
 """
 
@@ -25,7 +25,7 @@ from cluster.checkpoints import Eagle3Shape, eagle3_shape
 from engine.checkpoint import load_config
 from engine.cpu.decoder_loop import FusedLayer, Norm, fused_layer, fused_norm
 from engine.cpu.prepack import PackedLinear, prepack
-from engine.drafters.reduced_checkpoint import (
+from engine.drafters.head_weights import (
     EMBEDDINGS,
     OUTPUT,
     read_weights,
@@ -146,7 +146,7 @@ class Eagle3Head(nn.Module):
         return fused
 
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """The hidden states behind these rows, which rows of drafted tokens below read, and of
+        """The hidden states after these rows, which rows of drafted tokens below read, and of
         which `logits` are the scores of the next token."""
         embeddings = self.embed_tokens(tokens)
         cos, sin = self.rotary(embeddings[None], positions[None])

@@ -88,8 +88,8 @@ class Eagle3Runner:
         rows.hidden = None
 
     def truncate(self, request: str, length: int) -> None:
-        """Keeps at most the rows of so many committed tokens, and none that a forward has left
-        behind which did not return."""
+        """Keeps at most the rows of so many committed tokens, and none that a forward which did
+        not return has left."""
         if request in self._rows:
             self.keep(request, min(self._rows[request].tokens, length), [], [])
 

@@ -6,20 +6,17 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
 
-from cluster.checkpoints import draft_vocab_size, parameters_of_a_step
+from cluster.checkpoints import parameters_of_a_step
 from engine.checkpoint import load_whole
 from engine.cpu.prepack import fast_dtype
 from engine.draft_profile import CONTEXT, REQUESTS, ROUNDS, DraftCosts, measure_drafter
 from engine.drafters.model import ModelDrafter, make_runner
-from engine.drafters.reduced_checkpoint import load_reduced
 from engine.drafters.tiny_weights import MAX_PARAMETERS
 from engine.errors import IncompatibleDrafter, IncompleteCheckpoint
 from engine.grammar.compiler import Grammars
 from engine.profiler import Grid, Measured, ProfileKey, cached_samples
 from engine.protocol import Drafter
-from engine.sampling.vocabulary import ReducedVocabulary
 from policies.cost import ForwardSample
 
 
@@ -29,7 +26,7 @@ class LoadedDrafter:
     size: float
     """The number of parameters."""
     measure: Callable[[Path, float], DraftCosts]
-    """Profiles draft steps for so many seconds at most, while nothing else runs on the device;
+    """Profiles draft steps for at most the given seconds, while nothing else runs on the device;
     caches the results in the directory."""
     feature_layers: tuple[int, ...] = ()
     """The target's layers whose hidden states it reads."""
@@ -45,54 +42,21 @@ def load_model_drafter(
     device: str,
     kv_tokens: int,
     target_vocab_size: int,
-    target: Path | None = None,
 ) -> LoadedDrafter:
-    """`name`: of the lane; `target`: its checkpoint, which has what a drafter's own may leave out.
-    Raises IncompatibleDrafter."""
+    """`name`: of the lane. Raises IncompatibleDrafter."""
     if checkpoint is None:
         raise ValueError(f"drafter {name!r} of kind model needs a checkpoint")
     dtype = dtype or auto_dtype(checkpoint, device)
-    outputs = draft_vocab_size(checkpoint)
-    reduced = None
-    if outputs is None:
-        try:
-            model = load_whole(checkpoint, dtype=dtype)
-        except IncompleteCheckpoint as error:
-            raise IncompatibleDrafter(name, "model", str(error)) from error
-    else:
-        model, reduced = load_reduced(name, checkpoint, target, outputs, dtype)
-        reduced = reduced.on(device)
-    grammars = Grammars.of(checkpoint, target_vocab_size)
-    if grammars is None and target is not None:
-        grammars = Grammars.of(target, target_vocab_size)
-    return loaded_drafter(
-        name,
-        model.to(device),
-        grammars,
-        kv_tokens=kv_tokens,
-        target_vocab_size=target_vocab_size,
-        reduced=reduced,
-    )
-
-
-def loaded_drafter(
-    name: str,
-    model: PreTrainedModel,
-    grammars: Grammars | None,
-    *,
-    kv_tokens: int,
-    target_vocab_size: int,
-    reduced: ReducedVocabulary | None = None,
-) -> LoadedDrafter:
-    """A drafter of a model that is on its device. `reduced`: what its outputs are, if not all of
-    the vocabulary. Raises IncompatibleDrafter."""
-    stock = model.eval()
-    runner = make_runner(stock, kv_tokens=kv_tokens, reduced=reduced)
+    try:
+        stock = load_whole(checkpoint, dtype=dtype).to(device).eval()
+    except IncompleteCheckpoint as error:
+        raise IncompatibleDrafter(name, "model", str(error)) from error
+    runner = make_runner(stock, kv_tokens=kv_tokens)
     drafter = ModelDrafter(
         name,
         runner,
         target_vocab_size=target_vocab_size,
-        grammars=grammars,
+        grammars=Grammars.of(checkpoint, target_vocab_size),
     )
     setup = f"draft steps of {type(runner).__name__}"
 

@@ -1,4 +1,5 @@
-"""What the ngram and the suffix drafter share: they draft what followed a request's last tokens."""
+"""Lookups draft what followed a request's last tokens: earlier in its own text (ngram), or in past
+outputs of its scope as well (suffix, as in SuffixDecoding)."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,8 +15,9 @@ from engine.drafters.lookup_tree import (
 from engine.drafters.past_outputs import PastOutputs
 from engine.drafters.text_index import TextIndex
 from engine.grammar.compiler import Grammars
-from engine.grammar.states import Matchers
+from engine.grammar.gate import Matchers
 from engine.protocol import ContinueDrafting, Draft, DraftOrder, Missing, NoRoom, to_ordered_depth
+from engine.scopes import SHARED, Scope
 from engine.soft_state import HeldRequest, SoftState
 from policies.tree import ROOT
 
@@ -107,3 +109,55 @@ class LookupDrafter:
         if scope.tenant in self._calibrations:
             self._calibrations[scope.tenant].forget(request)
         self._past.add(scope, held.committed.ids[held.start.prompt_len :])
+
+
+NGRAM_POSITIONS = 8
+
+
+class NgramDrafter(LookupDrafter):
+    """A lookup in each request's own text alone."""
+
+    def __init__(
+        self,
+        name: str = "ngram",
+        min_length: int = 1,
+        max_length: int = 4,
+        max_requests: int = 1024,
+        grammars: Grammars | None = None,
+    ) -> None:
+        if not 1 <= min_length <= max_length:
+            raise ValueError(f"1 <= min_length <= max_length, got {min_length} and {max_length}")
+        settings = SearchSettings(min_length, max_length, NGRAM_POSITIONS)
+        super().__init__(name, settings, max_requests, 0, grammars)
+
+
+SUFFIX_POSITIONS = 16
+
+
+class SuffixDrafter(LookupDrafter):
+    """A lookup in each request's own text and in its scope's past outputs.
+
+    An output becomes a past output when its request leaves (`forget`, or eviction) or through
+    `learn`. A new drafter has none, so a benchmark that must not draft from its own answers starts
+    with one.
+    """
+
+    def __init__(
+        self,
+        name: str = "suffix",
+        past_tokens: int = 100_000,
+        min_match: int = 1,
+        max_match: int = 10,
+        max_requests: int = 256,
+        grammars: Grammars | None = None,
+    ) -> None:
+        """`past_tokens`: tokens of past outputs kept at most, of all scopes (their memory:
+        docs/drafters.md)."""
+        if not 1 <= min_match <= max_match:
+            raise ValueError(f"1 <= min_match <= max_match, got {min_match} and {max_match}")
+        settings = SearchSettings(min_match, max_match, SUFFIX_POSITIONS)
+        super().__init__(name, settings, max_requests, past_tokens, grammars)
+
+    def learn(self, tokens: Sequence[int], scope: Scope = SHARED) -> None:
+        """Adds an output from elsewhere to the past outputs."""
+        self._past.add(scope, tokens)

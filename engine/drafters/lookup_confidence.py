@@ -80,14 +80,14 @@ class LookupCalibration:
         """The latest proposal of each request."""
 
     def record(self, request: str, base: int, tree: DraftTree, kinds: EvidenceKinds) -> None:
-        """Keeps the tree proposed behind `base` committed tokens, before the policy prunes it."""
+        """Keeps the tree proposed after `base` committed tokens, before the policy prunes it."""
         self._proposals[request] = _Proposal(base, tree, kinds)
 
     def update(self, request: str, committed: Sequence[int], unchanged: int) -> None:
-        """Compares the latest proposal with the tokens that were committed behind its base.
+        """Compares the latest proposal with the tokens that were committed after its base.
 
         The first `unchanged` of the committed tokens are as they were at the last order; a
-        proposal behind tokens that have been rewritten is dropped.
+        proposal after tokens that have been rewritten is dropped.
         """
         proposal = self._proposals.pop(request, None)
         if proposal is not None and len(proposal.tree) and proposal.base <= unchanged:
@@ -132,7 +132,7 @@ def update_weights(
 ) -> None:
     """One gradient step for each node whose parent was right, whether or not it was verified.
 
-    `following` are the tokens that were committed behind the tree's root.
+    `following` are the tokens that were committed after the tree's root.
     """
     right = np.zeros(len(tokens), np.bool_)
     depth = np.zeros(len(tokens), np.int64)

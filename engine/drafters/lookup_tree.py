@@ -217,9 +217,9 @@ def _add_children(
     children: _Children,
     count: int,
 ) -> int:
-    """Adds a leaf's best followers behind the first `count` children; returns the new count.
+    """Adds a leaf's best followers after the first `count` children; returns the new count.
 
-    Of equal followers the first wins: the request's own text before past outputs, and in a text
+    Among equal followers the first wins: the request's own text before past outputs, and in a text
     the most recent position.
     """
     followers = np.empty(frontier.positions.shape[1] * frontier.positions.shape[2], np.int32)
@@ -340,7 +340,7 @@ def _advance(
     following: _Frontier,
     row: int,
 ) -> None:
-    """Writes the leaf behind `token`, with the positions that continue with it."""
+    """Writes the leaf after `token`, with the positions that continue with it."""
     end = texts.tail + level
     following.context[row, :end] = frontier.context[leaf, :end]
     following.context[row, end] = token

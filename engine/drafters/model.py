@@ -17,7 +17,7 @@ from engine.drafters.tiny import TinyRunner
 from engine.drafters.tiny_weights import is_tiny
 from engine.errors import IncompatibleDrafter, OutOfBlocks
 from engine.grammar.compiler import Grammars
-from engine.grammar.states import Matchers
+from engine.grammar.gate import Matchers
 from engine.model import PackedModel
 from engine.protocol import (
     ContinueDrafting,
@@ -27,7 +27,6 @@ from engine.protocol import (
     NoRoom,
     to_ordered_depth,
 )
-from engine.sampling.vocabulary import ReducedVocabulary
 from engine.soft_state import HeldRequest, SoftState
 from policies.tree import DraftTree
 
@@ -35,16 +34,12 @@ MAX_REQUESTS = 4096
 """Requests whose tokens are kept; their KV is bounded by the runner's pool."""
 
 
-def make_runner(
-    model: PreTrainedModel, *, kv_tokens: int, reduced: ReducedVocabulary | None = None
-) -> DraftRunner:
-    """The faster of the two runners that supports this model. `reduced`: what its outputs are, if
-    not all of the vocabulary."""
+def make_runner(model: PreTrainedModel, *, kv_tokens: int) -> DraftRunner:
+    """The faster of the two runners that supports this model."""
     if is_tiny(model):
-        return TinyRunner(model, kv_tokens=kv_tokens, reduced=reduced)
+        return TinyRunner(model, kv_tokens=kv_tokens)
     on_gpu = model.device.type == "cuda"
-    packed = PackedModel(model, kv_tokens=kv_tokens, static_steps=on_gpu)
-    return PackedRunner(packed, reduced)
+    return PackedRunner(PackedModel(model, kv_tokens=kv_tokens, static_steps=on_gpu))
 
 
 def check_vocabulary(drafter: str, drafter_size: int, target_size: int) -> None:
@@ -253,7 +248,7 @@ class ModelDrafter:
 
 
 def _matches(job: DraftJob, first: int, chosen: Sequence[int]) -> list[bool]:
-    """Whether each choice, made behind committed token first, first + 1, ..., was committed next.
+    """Whether each choice, made after committed token first, first + 1, ..., was committed next.
 
     Only for output tokens, and as far as they are committed.
     """

@@ -58,7 +58,7 @@ class DraftRunner(Protocol):
     def extend(self, trees: GrowingTrees, chunks: Sequence[Chunk]) -> list[list[int]]:
         """Adds committed rows, and level 1 to the trees of chunks that grow.
 
-        Returns for each chunk of a scored job the token that the model would have chosen behind
+        Returns for each chunk of a scored job the token that the model would have chosen after
         each of its tokens. OutOfBlocks leaves everything as it was.
         """
         ...
@@ -81,7 +81,7 @@ def chosen_tokens(
     logits: Tensor,
     reduced: ReducedVocabulary | None = None,
 ) -> list[list[int]]:
-    """The token chosen behind each row of scored chunks, given all chunks' logits."""
+    """The token chosen after each row of scored chunks, given all chunks' logits."""
     chosen: list[list[int]] = []
     end = 0
     for chunk in chunks:
@@ -108,10 +108,8 @@ def sample_level(
 class PackedRunner:
     """Any model that the packed forward runs, on any device."""
 
-    def __init__(self, model: PackedModel, reduced: ReducedVocabulary | None = None) -> None:
-        """`reduced`: what the columns of its logits are, if not all of the vocabulary."""
+    def __init__(self, model: PackedModel) -> None:
         self._model = model
-        self._reduced = reduced
 
     @property
     def vocab_size(self) -> int:
@@ -153,7 +151,7 @@ class PackedRunner:
             kv.commit(segment.request, range(len(chunk.tokens)), chunk.tokens)
         drafting = [chunk.job for chunk in chunks if chunk.grows]
         self._grow(trees, drafting, logits[growing_rows(trees, chunks)])
-        return chosen_tokens(trees, chunks, logits, self._reduced)
+        return chosen_tokens(trees, chunks, logits)
 
     def step(self, trees: GrowingTrees, drafting: Sequence[int]) -> None:
         segments = []
@@ -174,4 +172,4 @@ class PackedRunner:
 
     def _grow(self, trees: GrowingTrees, drafting: Sequence[int], logits: Tensor) -> None:
         if drafting:
-            sample_level(trees, drafting, logits, self._reduced)
+            sample_level(trees, drafting, logits)

@@ -1,7 +1,7 @@
 """Finds where the last tokens of a request occurred before in a text (hash chains, as in LZ77).
 
 A position in a text is the index of the token that comes next. One chain links each position to the
-last one behind the same token, another to the last one behind the same two tokens. So a token costs
+last one after the same token, another to the last one after the same two tokens. So a token costs
 20 bytes and constant time, and parts of a text can be erased without repairing a tree. A search
 finds what a suffix tree would find among the STEPS most recent positions of a chain.
 

@@ -13,25 +13,14 @@ from engine.drafters.runner import Chunk, chosen_tokens, growing_rows, sample_le
 from engine.drafters.tiny_kernels import PAGE, Floats
 from engine.drafters.tiny_pages import PagedRequest, PagePool
 from engine.drafters.tiny_weights import pack
-from engine.sampling.vocabulary import ALL_TOKENS, ReducedVocabulary
 from engine.scopes import Scope
 
 
 class TinyRunner:
     """A DraftRunner without a prefix cache: it computes rows faster than it could look them up."""
 
-    def __init__(
-        self,
-        model: LlamaForCausalLM,
-        *,
-        kv_tokens: int,
-        reduced: ReducedVocabulary | None = None,
-    ) -> None:
-        """`reduced`: what its outputs are, if not all of the vocabulary."""
+    def __init__(self, model: LlamaForCausalLM, *, kv_tokens: int) -> None:
         self._vocab_size: int = model.config.vocab_size
-        self._outputs = self._vocab_size if reduced is None else len(reduced)
-        self._reduced = reduced
-        self._names = ALL_TOKENS if reduced is None else reduced.names
         self._context: int = model.config.max_position_embeddings
         self._weights = pack(model)
         self._pool = PagePool(
@@ -93,9 +82,7 @@ class TinyRunner:
         rows = growing_rows(trees, chunks)
         if rows:
             self._grow(trees, [chunk.job for chunk in chunks if chunk.grows], logits[rows])
-        return chosen_tokens(
-            trees, chunks, torch.from_numpy(logits[:, : self._outputs]), self._reduced
-        )
+        return chosen_tokens(trees, chunks, torch.from_numpy(logits[:, : self._vocab_size]))
 
     def step(self, trees: GrowingTrees, drafting: Sequence[int]) -> None:
         requests = [self._requests[trees.jobs[job].request] for job in drafting]
@@ -114,7 +101,7 @@ class TinyRunner:
             np.array(drafting),
         )
         if trees.samples_raw_logits:
-            tiny_steps.step_and_grow(*arrays, self._outputs, self._names, *trees.row_params)
+            tiny_steps.step_and_grow(*arrays, self._vocab_size, *trees.row_params)
         else:
             self._sample(trees, drafting, tiny_steps.step(*arrays))
 
@@ -122,8 +109,7 @@ class TinyRunner:
         if trees.samples_raw_logits:
             tiny_steps.grow(
                 logits,
-                self._outputs,
-                self._names,
+                self._vocab_size,
                 *trees.row_params,
                 *trees.packed,
                 np.array(drafting),
@@ -133,5 +119,4 @@ class TinyRunner:
 
     def _sample(self, trees: GrowingTrees, drafting: Sequence[int], logits: Floats) -> None:
         # The last weight tile may reach beyond the vocabulary.
-        outputs = torch.from_numpy(logits[:, : self._outputs])
-        sample_level(trees, drafting, outputs, self._reduced)
+        sample_level(trees, drafting, torch.from_numpy(logits[:, : self._vocab_size]))

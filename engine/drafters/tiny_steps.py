@@ -22,7 +22,7 @@ def committed_rows(
     table_rows: NDArray[np.int64],
     lengths: NDArray[np.int64],
 ) -> NewRows:
-    """counts[i] new rows behind the lengths[i] rows of the i-th request, with causal masks."""
+    """counts[i] new rows after the lengths[i] rows of the i-th request, with causal masks."""
     count = len(tokens)
     table_row = np.empty(count, np.int64)
     slot = np.empty(count, np.int64)
@@ -43,7 +43,7 @@ def frontier_rows(
     table_rows: NDArray[np.int64],
     lengths: NDArray[np.int64],
 ) -> NewRows:
-    """The nodes of the deepest levels; node j of a tree is row j behind the committed rows."""
+    """The nodes of the deepest levels; node j of a tree is row j after the committed rows."""
     count, tail = 0, 0
     for job in drafting:
         count += trees.size[job] - trees.level[job]
@@ -76,8 +76,7 @@ def frontier_rows(
 @njit(cache=True, nogil=True)
 def _grow(
     logits: Floats,
-    outputs: int,
-    names: NDArray[np.int32],
+    vocab_size: int,
     integers: NDArray[np.int64],
     reals: NDArray[np.float64],
     trees: TreeArrays,
@@ -86,6 +85,7 @@ def _grow(
     width = 0
     for job in drafting:
         width = max(width, trees.width[job])
+    all_tokens = np.empty(0, np.int32)
     rows = logits.shape[0]
     tokens = np.empty((rows, width), np.int32)
     confidence = np.empty((rows, width), np.float32)
@@ -95,8 +95,8 @@ def _grow(
             top_k, seed_low, seed_high, position = integers[:, job]
             temperature, top_p, min_p = reals[:, job]
             perturbed_top(
-                logits[row, :outputs],
-                names,
+                logits[row, :vocab_size],
+                all_tokens,
                 np.float32(temperature),
                 top_k,
                 top_p,
@@ -114,8 +114,7 @@ def _grow(
 @njit(cache=True, nogil=True)
 def grow(
     logits: Floats,
-    outputs: int,
-    names: NDArray[np.int32],
+    vocab_size: int,
     integers: NDArray[np.int64],
     reals: NDArray[np.float64],
     nodes: NDArray[np.int32],
@@ -125,7 +124,7 @@ def grow(
 ) -> None:
     """Adds a level from the logits of the jobs' frontier rows, in the order of `drafting`."""
     trees = tree_views(nodes, confidences, counts)
-    _grow(logits, outputs, names, integers, reals, trees, drafting)
+    _grow(logits, vocab_size, integers, reals, trees, drafting)
 
 
 @njit(cache=True, nogil=True)
@@ -177,8 +176,7 @@ def step_and_grow(
     confidences: Floats,
     counts: NDArray[np.int64],
     drafting: NDArray[np.int64],
-    outputs: int,
-    names: NDArray[np.int32],
+    vocab_size: int,
     integers: NDArray[np.int64],
     reals: NDArray[np.float64],
 ) -> None:
@@ -187,4 +185,4 @@ def step_and_grow(
         numbers, layout, kv, tables, table_rows, lengths, nodes, confidences, counts, drafting
     )
     trees = tree_views(nodes, confidences, counts)
-    _grow(logits, outputs, names, integers, reals, trees, drafting)
+    _grow(logits, vocab_size, integers, reals, trees, drafting)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MAX_COMPILED = 256
 MAX_COMPILED_BYTES = 128 * 2**20
-"""Of all compiled grammars that are kept: one takes 2 MB with its whitespace, or more."""
+"""For all compiled grammars that are kept: one takes 2 MB with its whitespace, or more."""
 _PLACE_IN_SOURCE = re.compile(r"^(\[[\d:]+\] \S+:\d+: )?")
 _MAX_MESSAGE = 300
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from engine.grammar.schema_words import Schema, followed, types_of
 
 MAX_PAIRS = 2016
-"""Of branches that are compared, in all of a schema: those of 64 branches of one oneOf."""
+"""Pairs of branches that are compared in a whole schema: those of 64 branches of one oneOf."""
 MAX_LOOKUPS = 500_000
-"""Of listed values, in all pairs of a schema together: some tens of milliseconds."""
+"""Listed values that are looked up in all pairs of a schema: some tens of milliseconds."""
 
 Values = frozenset[str]
 """As canonical JSON. Python hashes texts with a secret; of numbers, a client could choose thousands

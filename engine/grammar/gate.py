@@ -5,15 +5,65 @@ A request whose grammar still compiles waits, so that no other one waits for it.
 
 import logging
 from collections.abc import Iterable, Sequence
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.grammar.compiler import Grammars
-from engine.grammar.states import Matchers
 from engine.protocol import Failed, Missing, Verdict, VerifyOrder
 from engine.soft_state import HeldRequest
 
 if TYPE_CHECKING:  # loads xgrammar
     from engine.grammar.matcher import OutputMatcher
+
+WAIT_S = 0.1
+"""The longest that a host waits for a grammar when it has nothing else to do: requests that arrive
+meanwhile wait, too."""
+
+
+class Matchers:
+    """The matchers of a host's requests: soft state beside the committed tokens."""
+
+    def __init__(self, grammars: Grammars | None) -> None:
+        self._grammars = grammars
+        self._matchers: dict[str, OutputMatcher] = {}
+
+    def follow(self, request: str, held: HeldRequest) -> "OutputMatcher | None":
+        """The request's matcher after its committed output; None while its grammar compiles, or
+        without grammars.
+
+        Raises InvalidRequest if the grammar cannot be compiled, and GrammarViolated.
+        """
+        matcher = self._matchers.get(request)
+        if self._grammars is None:
+            return None
+        if matcher is None:
+            grammar = held.start.params.grammar
+            if grammar is None:
+                raise ValueError(f"request {request!r} has no grammar")
+            compiled = self._grammars.compile(grammar)
+            if not compiled.done():
+                return None
+            from engine.grammar.matcher import OutputMatcher
+
+            matcher = self._matchers[request] = OutputMatcher(
+                compiled.result(), held.start.params, self._grammars.vocab_size
+            )
+        matcher.follow(held.committed.ids[held.start.prompt_len :])
+        return matcher
+
+    def wait(self, held: HeldRequest) -> None:
+        """Returns when the request's grammar has been compiled, or cannot be, or after a while."""
+        if self._grammars is not None and held.start.params.grammar is not None:
+            wait([self._grammars.compile(held.start.params.grammar)], WAIT_S)
+
+    @property
+    def follows_grammars(self) -> bool:
+        return self._grammars is not None
+
+    def forget(self, requests: Iterable[str]) -> None:
+        for request in requests:
+            self._matchers.pop(request, None)
+
 
 _LOG = logging.getLogger("spindle")
 MAX_FORCED = 32
@@ -25,15 +75,15 @@ class Ready(NamedTuple):
 
     held: HeldRequest
     matcher: "OutputMatcher | None"
-    """Of a request with a grammar."""
+    """None for a request without a grammar."""
 
 
 def forced_tokens(ready: Ready, tokens: Sequence[int], behind: int = 0) -> list[int]:
-    """What the request's output must continue with behind its committed tokens and `tokens`, within
+    """What the request's output must continue with after its committed tokens and `tokens`, within
     its length: the grammar allows nothing else, so no drafter has to propose it.
 
     None where log-probabilities are requested: only a forward over these tokens has them.
-    `behind`: so many tokens still have room behind them.
+    `behind`: so many more tokens need room after these.
     """
     params, committed = ready.held.start.params, len(ready.held.committed)
     if ready.matcher is None or params.logprobs is not None:

@@ -21,7 +21,7 @@ from engine.grammar.schema_words import (
 from engine.grammar.size import check_size
 
 MAX_PROPERTIES = 256
-"""Of one object; the time to compile grows with the square of those that are optional."""
+"""In one object; the time to compile grows with the square of those that are optional."""
 
 FORMATS = (
     "date",

@@ -1,6 +1,6 @@
-"""The tokens that a request's grammar allows behind its output, and behind drafts of it.
+"""The tokens that a request's grammar allows after its output, and after drafts of it.
 
-A function of the grammar and the output tokens alone. The matcher's state is soft: it is rebuilt
+They follow from the grammar and the output tokens alone. The matcher's state is soft: it is rebuilt
 from the committed tokens whenever they are not those that it has seen.
 """
 
@@ -56,7 +56,7 @@ class OutputMatcher:
         self._spent_s = 0.0
 
     def follow(self, output: Sequence[int]) -> None:
-        """Sets the output tokens behind which masks are made. Raises GrammarViolated, or
+        """Sets the output tokens after which masks are made. Raises GrammarViolated, or
         GrammarTooSlow, as do the other methods."""
         self._advance(output)
         if len(self._tokens) < len(output):
@@ -64,8 +64,8 @@ class OutputMatcher:
         self._output = len(output)
 
     def allowed(self, path: Sequence[int] = ()) -> Words | None:
-        """The tokens allowed behind the output and the draft tokens `path`. None: the path itself
-        is not allowed, or ends the output, so that nothing behind it is ever read."""
+        """The tokens allowed after the output and the draft tokens `path`. None: the path itself
+        is not allowed, or ends the output, so that nothing after it is ever read."""
         if not self.allows(path) or self._ended:
             return None
         words = np.zeros((1, self._words), np.int32)
@@ -80,7 +80,7 @@ class OutputMatcher:
         return len(self._tokens) == self._output + len(path)
 
     def forced(self, path: Sequence[int], most: int) -> list[int]:
-        """The tokens behind the output and `path` of which each is the only one allowed there, up
+        """The tokens after the output and `path` of which each is the only one allowed there, up
         to one that ends the output: at most `most`."""
         forced: list[int] = []
         while len(forced) < most and (words := self.allowed([*path, *forced])) is not None:

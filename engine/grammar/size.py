@@ -8,10 +8,10 @@ from engine.errors import InvalidRequest
 from engine.grammar.schema_words import Schema, asserted, subschemas
 
 MAX_REPETITIONS = 512
-"""Of all bounded lengths and repetitions together: each is a state, which takes up to 7 ms of a
+"""For all bounded lengths and repetitions together: each is a state, which takes up to 7 ms of a
 core to compile for a vocabulary of 49,152 tokens."""
 _MOST_STATES = 128
-"""Of one repetition: xgrammar counts longer ones without a state for each."""
+"""For one repetition: xgrammar counts longer ones without a state for each."""
 _REPETITION = re.compile(r"\{\s*(\d+)\s*(?:,\s*(?:(\d+)\s*)?)?\}")
 _OF_TEXTS = {"type", "pattern", "minLength", "maxLength"}
 
@@ -27,7 +27,7 @@ def repetitions(pattern: str) -> int:
 
 def can_be_shared(path: str, schema: Schema) -> bool:
     """Whether a reference can stand in the place of this schema of texts, so that equal ones are
-    compiled once (engine/grammar/json_rewrite.py)."""
+    compiled once (engine/grammar/compile_call.py)."""
     return (
         bool(path) and not path.endswith("/propertyNames") and asserted(schema).keys() <= _OF_TEXTS
     )

@@ -30,7 +30,7 @@ _LOG = logging.getLogger("spindle")
 _ROOT = Path(__file__).parents[2]
 _START_S = 60.0
 _WALL_FACTOR = 20
-"""Of the processor time that a grammar may take: a machine may be so busy."""
+"""Times the processor time that a grammar may take: a machine may be that busy."""
 
 
 class Trial:

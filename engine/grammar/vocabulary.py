@@ -14,8 +14,7 @@ from zipfile import BadZipFile
 import numpy as np
 import xgrammar
 
-from cluster.cache import cache_dir
-from cluster.files import written_whole
+from cluster.cache import cache_dir, written_whole
 from engine.grammar.compile_call import Vocabulary
 from engine.tokenizer import load_tokenizer
 

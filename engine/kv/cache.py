@@ -173,7 +173,7 @@ class KVCache:
     def commit(self, request: str, keep: Sequence[int], tokens: Sequence[int]) -> None:
         """Tail rows `keep` (ascending indices into the tail) become the rows of `tokens`.
 
-        They are moved right behind the committed rows, and the rest of the tail is dropped.
+        They are moved right after the committed rows, and the rest of the tail is dropped.
         """
         entry = self._resident(request)
         count = len(keep)
@@ -302,7 +302,7 @@ class KVCache:
         entry.blocks.extend(blocks)
 
     def _trim(self, entry: _Entry) -> None:
-        """Releases the blocks behind the entry's last row."""
+        """Releases the blocks after the entry's last row."""
         needed = self._blocks_for(entry.rows)
         if needed < len(entry.blocks):
             self._pool_of(entry).release(entry.blocks[needed:])

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from engine.attention.layouts import LayoutChoice
+from engine.attention.layouts import LayoutName
 from engine.errors import OutOfBlocks, RankLost
 from engine.families import stock_logits
 from engine.hidden_states import HiddenStates
@@ -137,7 +137,7 @@ class LeadingModel(PackedModel):
         place: Place,
         *,
         kv_tokens: int,
-        layout: LayoutChoice = "packed",
+        layout: LayoutName = "packed",
         swap_tokens: int = 0,
     ) -> None:
         super().__init__(model, kv_tokens=kv_tokens, layout=layout, swap_tokens=swap_tokens)

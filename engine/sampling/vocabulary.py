@@ -1,7 +1,5 @@
 """The reduced vocabulary of a drafter that scores some of the target's tokens and no others."""
 
-from typing import Self
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -27,9 +25,6 @@ class ReducedVocabulary:
 
     def __len__(self) -> int:
         return len(self.names)
-
-    def on(self, device: torch.device | str) -> Self:
-        return type(self)(self.target_ids.to(device), self.size)
 
     def widened(self, logits: Tensor) -> Tensor:
         """Over the target's vocabulary, for transforms that name tokens."""

@@ -274,7 +274,7 @@ class NativeVerifier:
         states: HiddenStates | None,
     ) -> Verdict:
         """Follows the tree as far as the target agrees, and keeps the accepted path in the KV. What
-        the grammar forces behind it is committed at once; its rows come with the next order."""
+        the grammar forces after it is committed at once; its rows come with the next order."""
         path, tokens = _walk(work.tree, chosen) if work.wanted_rows else ([], [])
         if tokens:
             tokens += forced_tokens(work.ready, tokens)

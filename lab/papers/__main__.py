@@ -1,14 +1,11 @@
 """Measures the rows of the papers' figures and tables in the simulator, over the printed numbers.
 
-`python -m lab.papers [PAPER ...] [--smoke] [--json FILE]`, or `--cause NAME`, `--range NAME`
-or `--count FILE`.
+`python -m lab.papers [PAPER ...] [--smoke] [--json FILE]`, or `--count FILE`.
 
 A PAPER may also be a prefix of row names, as `spin/fig13`. Every row is printed with its value, the
-paper's number (reference), their ratio, and whether it is reproduced (README.md). `--cause` runs
-the rows that are missed for one of the causes in causes.py, also with the blamed setting changed;
-`--range` runs rows over the values of a setting that the paper leaves open (ranges.py).
-`--json` keeps what the file has of other rows, for the whole takes long; `--count` counts the
-claims by the statuses in such a file, and runs nothing.
+paper's number (reference), their ratio, and whether it is reproduced (README.md). `--json` keeps
+what the file has of other rows, for the whole takes long; `--count` counts the claims by the
+statuses in such a file, and runs nothing.
 """
 
 import json
@@ -16,17 +13,14 @@ import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from benchmarks.report import parser
 from lab.papers.bounds import bounds
-from lab.papers.causes import CAUSES
 from lab.papers.cells import Cell, settings
-from lab.papers.counting import STATUSES, count_claims, count_recorded
+from lab.papers.counting import STATUSES, count_claims
 from lab.papers.measuring import measure_all, processes
 from lab.papers.native import measure_native
-from lab.papers.ranges import RANGES
 from lab.papers.row import Row
 from lab.papers.settings import PAPERS, rows
 from lab.papers.verdicts import Verdict, cells_of, evaluate
@@ -52,8 +46,6 @@ def main() -> None:
         "--data", type=Path, default=Path("../shared/data"), help="where replayed traces are"
     )
     arguments.add_argument("--processes", type=int, default=2)
-    arguments.add_argument("--cause", choices=CAUSES, help="a cause beside its experiment")
-    arguments.add_argument("--range", choices=RANGES, help="a setting that the paper leaves open")
     arguments.add_argument("--count", type=Path, metavar="FILE", help="claims by status in FILE")
     arguments.add_argument(
         "--first-seed", type=int, default=0, help="others than the reported ones"
@@ -62,10 +54,6 @@ def main() -> None:
 
     if options.count:
         print("\n".join(count_lines(options.count)))
-        return
-    if options.cause or options.range:
-        with processes(options.processes) as pool:
-            _compare(options.cause or options.range, options.data, pool, options.first_seed)
         return
     selected = {
         paper: [row for row in _rows(paper) if _wanted(row.name, options.papers, options.smoke)]
@@ -78,8 +66,8 @@ def main() -> None:
         for paper, chosen in selected.items():
             of_paper = _run(paper, chosen, options.data, pool, options.first_seed)
             verdicts += of_paper
-            run = {verdict.row.name for verdict in of_paper}
-            claims = count_claims(of_paper, [row for row in chosen if row.name not in run])
+            statuses = {verdict.row.name: verdict.status for verdict in of_paper}
+            claims = count_claims(chosen, _impossible(paper, chosen), statuses)
             if claims:
                 counts = ", ".join(f"{count} {status}" for status, count in claims.most_common())
                 print(f"{paper}, claims: {counts}")
@@ -93,8 +81,7 @@ def count_lines(file: Path) -> list[str]:
     lines = [f"| paper | {' | '.join(STATUSES)} |"]
     for paper in PAPERS:
         of_paper = _rows(paper)
-        impossible = [row.name for row in of_paper if _not_runnable(paper, row)]
-        counts = count_recorded(of_paper, impossible, recorded)
+        counts = count_claims(of_paper, _impossible(paper, of_paper), recorded)
         numbers = " | ".join(str(counts[status]) for status in STATUSES)
         lines.append(f"| {settings(paper).title} | {numbers} |")
     return lines
@@ -125,7 +112,7 @@ def _run(
     for native in (False, True):
         of_kind = [row for row in runnable if _is_native(paper, row) == native]
         cells = {cell for row in of_kind for cell in cells_of(paper, row, first_seed)}
-        # What is timed runs alone, behind the others.
+        # What is timed runs alone, after the others.
         needed = sorted(cells, key=str)
         measured |= measure_native(needed) if native else measure_all(needed, traces, pool)
     verdicts = []
@@ -141,42 +128,6 @@ def _run(
     return verdicts
 
 
-def _compare(name: str, traces: Path, pool: Executor, first_seed: int) -> None:
-    """Prints rows under the settings as they are (of a cause only), and changed."""
-    if name in CAUSES:
-        cause = CAUSES[name]
-        paper, patterns = cause.paper, (*cause.rows, cause.shows)
-        variants = {"as it is": paper, name: f"{paper}@{name}"}
-    else:
-        chosen = RANGES[name]
-        paper, patterns = chosen.paper, (*chosen.rows,)
-        variants = {value: f"{paper}@{name}:{value}" for value in chosen.values}
-    wanted = [
-        row
-        for row in _rows(paper)
-        if any(fnmatchcase(row.name, pattern) for pattern in patterns)
-        and _obstacle(paper, row, traces) is None
-        and not _is_native(paper, row)
-    ]
-    values = {
-        label: _values(variant, wanted, traces, pool, first_seed)
-        for label, variant in variants.items()
-    }
-    for row in wanted:
-        print(row.name)
-        for label, of_rows in values.items():
-            verdict = of_rows[row.name]
-            print(f"    {label:24} {_formatted(verdict)}", flush=True)
-
-
-def _values(
-    paper: str, wanted: Sequence[Row], traces: Path, pool: Executor, first_seed: int
-) -> Mapping[str, Verdict]:
-    needed = {cell: None for row in wanted for cell in cells_of(paper, row, first_seed)}
-    measured = measure_all(sorted(needed, key=str), traces, pool)
-    return {row.name: evaluate(paper, row, measured, first_seed) for row in wanted}
-
-
 def _is_native(paper: str, row: Row) -> bool:
     return settings(paper).figures[row.figure].run == "native"
 
@@ -187,6 +138,10 @@ def _not_runnable(paper: str, row: Row) -> str | None:
     if run == "zoo":
         return _NEEDS_A_MODEL
     return _OTHER_MACHINE if run == "native" and row.template.value == "plain" else None
+
+
+def _impossible(paper: str, of_paper: Sequence[Row]) -> list[str]:
+    return [row.name for row in of_paper if _not_runnable(paper, row)]
 
 
 def _obstacle(paper: str, row: Row, traces: Path) -> str | None:

@@ -22,8 +22,8 @@ Floats = NDArray[np.float64]
 
 _PEAK_WIDTH = 1 / 8
 _PEAK_SHARE = 2 / 3
-"""Of a category with a peak: width of the bell as a share of the run, and its share of the
-requests; the others arrive at a constant rate."""
+"""A category with a peak: width of the bell as a share of the run, and its share of the requests;
+the others arrive at a constant rate."""
 _STEPS = 2049
 URGENT = "coding"
 """The category whose share the axis `urgent` sets."""

@@ -29,7 +29,7 @@ def _made_by(make: Callable[..., Made]) -> BeforeValidator:
             return given
         try:
             return make(**given)
-        except TypeError as error:
+        except ValueError as error:
             raise ValueError(str(error)) from error
 
     return BeforeValidator(validate)
@@ -62,9 +62,7 @@ class Drafter(Block):
     capacity: int = Field(ge=1)
     """B_j: concurrent requests on one lane."""
     step_s: float | None = None
-    """Of one draft step, where the paper prints it; else by the roofline."""
-    row_s: float | None = None
-    """Of each token of a draft step, likewise; the step then has no knee."""
+    """The time of one draft step, where the paper prints it; else by the roofline."""
 
 
 class Verification(Block):
@@ -81,7 +79,7 @@ class Machine(Block):
     target: str
     gpu: Annotated[hardware.Gpu, _constant(hardware.Gpu)]
     gpus: int = Field(1, ge=1)
-    """Of the target, tensor-parallel; each lane of a drafter has one."""
+    """GPUs of the target, tensor-parallel; each lane of a drafter has one."""
     drafters: tuple[Drafter, ...] = ()
     max_batch: int = Field(ge=1)
     verify: Verification | None = None
@@ -92,12 +90,9 @@ class Machine(Block):
     kv_share: float = Field(1.0, gt=0.0, le=1.0)
     """The target's share of the memory that is left for KV."""
     swap_s_per_token: float | None = None
-    """Of copying KV to host memory or back, where the paper prints it; else by the host link."""
+    """The time to copy KV to host memory or back, where the paper prints it; else by the link."""
     rereads_context: bool = False
     """Whether each draft token that is verified reads its request's context once more."""
-    static_batches: bool = False
-    """Whether the next requests are served only when the last of those before has ended, and
-    answers return together."""
     keeps_idle_kv: bool = True
     """Whether a preempted request's KV stays until its memory is needed; otherwise every switch
     copies it."""
@@ -161,15 +156,11 @@ class Workload(Block):
     """In the trace's own time, like `end_s`."""
     end_s: float | None = None
     clients: int | None = None
-    """Of a closed loop."""
+    """Clients of a closed loop."""
     peaks: Mapping[str, float] = {}
     """By dataset of a mix: when its rate peaks, as a share of the run."""
     slo: Mapping[str, Slo] = {}
     """By dataset."""
-    judged: float = Field(1.0, gt=0.0)
-    """Multiple of its TPOT up to which a request is on time; policies aim at the TPOT itself."""
-    latency_per_token: bool = False
-    """Whether a request's latency is divided by the tokens of its answer."""
     source: Source
 
     @property
@@ -232,7 +223,7 @@ class Arm(Block):
     def _known_limits(self) -> Self:
         try:
             Limits(**{name: int(value) for name, value in self.limits.items()})
-        except TypeError as error:
+        except ValueError as error:
             raise ValueError(f"limits: {error}") from error
         return self
 

@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from lab.papers.changes import changes_of
 from lab.papers.row import Scalar
 from lab.papers.settings import Paper, load
 from policies.scheduling.laps_sd import LapsSdParams
 
 READ_BY_METRIC = ("window",)
 """Axes that change only which metric is read, not the run."""
-ORACLES = {"srpt": "default", "clairvoyant": "planner"}
+ORACLES = {"srpt": "default"}
 """Oracles, which no file lists; each equals this arm in all else."""
 
 
@@ -21,11 +20,6 @@ class Cell:
     arm: str
     case: tuple[tuple[str, Scalar], ...]
     seed: int = 0
-
-    @property
-    def of_paper(self) -> str:
-        """The paper, whatever is changed in its settings."""
-        return self.paper.partition("@")[0]
 
     @property
     def at(self) -> dict[str, Scalar]:
@@ -41,9 +35,7 @@ def cell(paper: str, arm: str, case: Mapping[str, Scalar], seed: int = 0) -> Cel
 
 @cache
 def settings(paper: str) -> Paper:
-    """Of a paper, or as `paper@change` with the settings that a cause or range changes."""
-    name, _, change = paper.partition("@")
-    return load(name, changes=changes_of(change) if change else {})
+    return load(paper)
 
 
 @cache

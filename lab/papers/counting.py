@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from lab.papers.bounds import is_bound
 from lab.papers.row import Row
-from lab.papers.verdicts import Verdict
 
 NOT_RUNNABLE = "not runnable here"
 NOT_RUN = "not run"
@@ -22,27 +21,16 @@ STATUSES = (
     "circular",
     "repeats",
 )
-"""Of a paper's claims, in the order of the table in lab/docs/papers.md."""
+"""Statuses of a paper's claims, in the order of the table in lab/docs/papers.md."""
 _NO_CLAIM = "not specified by the paper"
 _OURS = "bounds of our own"
 
 
-def count_claims(verdicts: Iterable[Verdict], not_run: Iterable[Row]) -> Counter[str]:
-    """By status, without the causes."""
-    rows: dict[tuple[str, str, str], list[str]] = {}
-    for verdict in verdicts:
-        rows.setdefault(_claim(verdict.row), []).append(verdict.status.partition(":")[0])
-    for row in not_run:
-        claims = NOT_RUNNABLE if row.accepted else _NO_CLAIM
-        rows.setdefault(_claim(row), []).append(row.template.standing or claims)
-    return Counter(map(_together, rows.values()))
-
-
-def count_recorded(
+def count_claims(
     rows: Iterable[Row], not_runnable: Iterable[str], recorded: Mapping[str, str]
 ) -> Counter[str]:
-    """As count_claims, of all rows, with the statuses that earlier runs recorded by row name;
-    claims of which a row is missing there are not run."""
+    """By status; `recorded`: statuses by row name. Claims of which a row is missing there are not
+    run."""
     impossible = set(not_runnable)
     statuses: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:

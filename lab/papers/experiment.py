@@ -21,8 +21,7 @@ from lab.papers.row import Scalar
 from lab.papers.run_observer import EstimateErrors, RunObserver, TimedSpeculation
 from lab.papers.settings import Paper
 from lab.papers.srpt import srpt
-from lab.papers.static_batches import StaticBatches
-from lab.studies.oracle import Clairvoyant, Foresight, true_goodput
+from lab.studies.oracle import Foresight, true_goodput
 from lab.studies.selection_oracle import OracleSelection
 from policies.catalogue import Calibrations, fair, make_schedule, make_selection, make_speculation
 from policies.cost import RooflineCost, SwitchCost, token_budget
@@ -44,7 +43,7 @@ class Experiment:
     requests: Sequence[Arrival]
     """Rank prompts included."""
     answers: Mapping[str, float]
-    """Of the rank prompts: predicted length by request."""
+    """The rank prompts' answers: predicted length by request."""
     cluster: Cluster
     limits: Limits
     clients: int | None
@@ -56,8 +55,6 @@ class Experiment:
         return Policies(self._schedule(observer), self._selection(), speculation)
 
     def _speculation(self, calibrations: Calibrations) -> Speculation:
-        if self.cell.arm == "clairvoyant":
-            return Clairvoyant(self._foresight(), self.cluster)
         chosen = self.arm.speculation
         return make_speculation(chosen.name, chosen.options, calibrations)
 
@@ -69,11 +66,6 @@ class Experiment:
         return make_selection(chosen.name, chosen.options, self.cell.seed)
 
     def _schedule(self, observer: RunObserver) -> Schedule:
-        schedule = self._order(observer)
-        machine = settings(self.cell.paper).machines[str(self.cell.at["machine"])]
-        return StaticBatches(schedule, observer.batches) if machine.static_batches else schedule
-
-    def _order(self, observer: RunObserver) -> Schedule:
         if self.cell.arm == "srpt":
             return self._srpt()
         swap_s = self.cluster.memory.swap_s_per_token or 0.0
@@ -163,12 +155,12 @@ def _slower(cost: RooflineCost, factor: float) -> RooflineCost:
 
 
 def _idle_tpot_s(paper: Paper, verify: RooflineCost, case: Mapping[str, Scalar]) -> float:
-    """Of a single request with plain decoding, in the middle of its output."""
+    """TPOT of a single request with plain decoding, in the middle of its output."""
     return verify.predict(_middle_context(paper, case), 1)
 
 
 def _middle_context(paper: Paper, case: Mapping[str, Scalar]) -> float:
-    """Of a request in the middle of its output."""
+    """Context of a request in the middle of its output."""
     dataset = paper.datasets[str(case["dataset"])]
     parts = [paper.datasets[part] for part in dataset.mix_of] or [dataset]
     lengths = [part.lengths for part in parts if part.lengths is not None]
@@ -222,8 +214,6 @@ def _lane(paper: Paper, machine: Machine, arm: Arm, drafter: Drafter, most: int)
     cost = hardware.roofline(shape, machine.gpu)
     if drafter.step_s is not None:
         cost = replace(cost, delta=drafter.step_s)
-    if drafter.row_s is not None:
-        cost = replace(cost, gamma=drafter.row_s, gamma_more=0.0)
     cost = _slower(cost, arm.draft_slower)
     budget = token_budget(cost, most)
     return DrafterSpec(

@@ -21,7 +21,7 @@ def measure(cell: Cell, traces: Path) -> dict[str, float]:
     """All metrics of the cell's paper. A cell always gives the same numbers, but for CPU time."""
     experiment = build_experiment(cell, traces)
     horizon_s, finished = ENDS.get(str(cell.at["workload"]), (None, 0))
-    observer = RunObserver(horizon_s, finished, keep_rounds=cell.of_paper == "laps_sd")
+    observer = RunObserver(horizon_s, finished, keep_rounds=cell.paper == "laps_sd")
     try:
         report = simulate(
             experiment.requests,
@@ -37,8 +37,8 @@ def measure(cell: Cell, traces: Path) -> dict[str, float]:
         # The observer has ended the run by raising in the coordinator.
         if not observer.ended:
             raise
-        return METRICS[cell.of_paper](Run(experiment, None, observer))
-    return METRICS[cell.of_paper](Run(experiment, report, observer))
+        return METRICS[cell.paper](Run(experiment, None, observer))
+    return METRICS[cell.paper](Run(experiment, report, observer))
 
 
 def measure_all(cells: Collection[Cell], traces: Path, pool: Executor) -> Measured:

@@ -1,17 +1,14 @@
 """The papers' metrics of one finished run, as the YAML files define them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 import numpy as np
 from scipy.stats import spearmanr
 
 from benchmarks.simulator.run_report import FinishedRequest, Report
-from lab.papers.cells import settings
-from lab.papers.expected_bound import expected_bound
 from lab.papers.experiment import Experiment
-from lab.papers.goodput_bound import goodput_bound
 from lab.papers.rank_prompts import PREFIX
 from lab.papers.run_observer import Forward, RunObserver
 
@@ -19,10 +16,8 @@ _SAMPLE_S = 5.0
 _IDLE_S = 0.5
 """Longer than any draft or forward here: without one for so long, nothing runs."""
 _WINDOWS = {"early": (1, 50), "late": (151, 200)}
-"""Of output tokens, for LAPS-SD's Fig. 3."""
+"""Windows of output tokens, for LAPS-SD's Fig. 3."""
 _RATE_EVERY = 10
-_EXPECTED: dict[tuple[object, ...], float] = {}
-"""By paper, case and seed, which all arms share."""
 ENDS: Mapping[str, tuple[float, int]] = {"flood": (600.0, 500), "thinking_flood": (1200.0, 100)}
 """By workload, the seconds and finished requests after which no metric needs the run."""
 
@@ -61,7 +56,7 @@ def specserve(run: Run) -> dict[str, float]:
         "speed": 1.0 / report.mean_latency_s,
         "slo_attainment": report.attainment,
         "goodput": report.goodput,
-        **_of_bounds(run),
+        "of_bound": _of_bound(run),
         "longest_latency": max(request.latency_s for request in report.served),
         "draft_tokens": report.tally.drafted / rounds,
         "accepted_tokens": report.tally.accepted / rounds,
@@ -74,12 +69,11 @@ def specserve(run: Run) -> dict[str, float]:
 def adaserve(run: Run) -> dict[str, float]:
     report, observer = run.full_report, run.observer
     serving_s = report.tally.verify_s + sum(report.tally.draft_s.values())
-    attainment = _attainment(run)
     return {
-        "slo_attainment": attainment,
-        "violations": 1.0 - attainment,
+        "slo_attainment": report.attainment,
+        "violations": 1.0 - report.attainment,
         "goodput": report.goodput,
-        **_of_bounds(run),
+        "of_bound": _of_bound(run),
         "longest_latency": max(request.latency_s for request in report.served),
         "accepted_tokens": report.tokens_per_round,
         "selection_share": observer.selection_s / (serving_s + observer.selection_s),
@@ -100,18 +94,11 @@ def laps_sd(run: Run) -> dict[str, float]:
 def self_scheduling(run: Run) -> dict[str, float]:
     if str(run.experiment.cell.at["workload"]) in ENDS:
         return _answered(run)
-    returned_s = run.observer.returned_s
-    served = [replace(one, finished_s=returned_s[one.arrival.name]) for one in run.served]
-    workload = settings(run.experiment.cell.paper).workloads[
-        str(run.experiment.cell.at["workload"])
-    ]
+    served = run.served
     timed = {
         "ttft": [request.ttft_s for request in served],
         "tpot": [request.tpot_s for request in served],
-        "latency": [
-            request.latency_s / (request.tokens if workload.latency_per_token else 1)
-            for request in served
-        ],
+        "latency": [request.latency_s for request in served],
     }
     percentiles = {
         f"{name}_p{share}": float(np.percentile(seconds, share))
@@ -133,29 +120,23 @@ METRICS: Mapping[str, Callable[[Run], dict[str, float]]] = {
 }
 
 
-def _attainment(run: Run) -> float:
-    """As the report's, but for a workload that judges by more than the TPOT that policies know."""
-    cell = run.experiment.cell
-    judged = settings(cell.paper).workloads[str(cell.at["workload"])].judged
-    if judged == 1.0:
-        return run.full_report.attainment
-    limits = [(one.tpot_s, one.arrival.slo.tpot_s) for one in run.full_report.served]
-    return float(np.mean([limit is None or tpot_s <= judged * limit for tpot_s, limit in limits]))
+def _of_bound(run: Run) -> float:
+    """Goodput over what no policy can exceed, clairvoyant ones included.
 
-
-def _of_bounds(run: Run) -> dict[str, float]:
-    """Goodput over what no policy can exceed, and at a load also over what none can expect that
-    does not know the target's output."""
-    ready, goodput = run.experiment, run.full_report.goodput
-    bound = goodput_bound(ready.requests, ready.cluster.verify, ready.cluster.most_tokens)
-    of_bounds = {"of_bound": goodput / bound}
-    cell = ready.cell
-    if "load" in cell.at:
-        key = (cell.paper, cell.case, cell.seed)
-        if key not in _EXPECTED:
-            _EXPECTED[key] = expected_bound(ready.requests, ready.cluster, cell.seed)
-        of_bounds["of_expected"] = goodput / _EXPECTED[key]
-    return of_bounds
+    Every request attains its SLO, and the run lasts no longer than it must: until the last prompt
+    can have been read, and for as long as the verifier needs for its rows. Each prompt token is a
+    row, and each output token but the first, whether accepted from a draft or not; a row takes no
+    less than in the size of forward that is best for it. Left out, so that the bound is loose:
+    drafting, rejected drafts, reading the context, and that large forwards miss SLOs.
+    """
+    requests, cluster = run.experiment.requests, run.experiment.cluster
+    rows = sum(one.prompt_tokens + one.output_tokens - 1 for one in requests)
+    sizes = range(1, cluster.most_tokens + 1)
+    row_s = float(np.min([cluster.verify.predict(0.0, size) / size for size in sizes]))
+    begin = min(one.at_s for one in requests)
+    read_s = max(one.at_s - begin + one.prompt_tokens * row_s for one in requests)
+    bound = sum(one.output_tokens for one in requests) / max(read_s, rows * row_s)
+    return run.full_report.goodput / bound
 
 
 def _answered(run: Run) -> dict[str, float]:

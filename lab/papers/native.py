@@ -25,9 +25,9 @@ METRICS = ("verify_latency", "peak_memory")
 _ROWS = 5
 """The last committed token and four draft tokens."""
 _BATCHES = 4
-"""Of each cell, at most."""
+"""The most batches of each cell."""
 _ROUNDS = 7
-"""Of which the first warms up; layouts alternate, medians count."""
+"""The first round warms up; layouts alternate, medians count."""
 _NO_TRACES = Path()
 _KV_TOKENS = 65_536
 
@@ -94,7 +94,7 @@ def _open(model: PackedModel, committed: Sequence[int]) -> list[Segment]:
         request = f"request-{number}"
         model.kv.open(request, [])
         model.kv.reserve(request, length)
-        # Of no vocabulary, so that no later request shares rows that were never computed.
+        # Tokens of no vocabulary, so that no later request shares rows that were never computed.
         model.kv.commit(request, range(length), [-1] * length)
         segments.append(
             Segment(

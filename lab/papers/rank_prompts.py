@@ -11,10 +11,10 @@ from typing import Protocol
 from benchmarks.simulator.workload import Arrival
 from policies.protocols import Schedule
 from policies.request import RequestView, RoundOutcome
-from policies.scheduling.rank_queue import Form, RankBatch, RankQueue
+from policies.scheduling.self_ranked import Form, RankBatch, RankQueue
 
 PREFIX = "spindle:rank/"
-"""Of the names of rank prompts."""
+"""How the names of rank prompts begin."""
 ANSWER_TOKENS: dict[Form, int] = {"prefill_only": 1, "rank_only": 20, "length_only": 40}
 """The paper's §5.1; PrefillOnly reads the scores of one forward."""
 _TASK_TOKENS = 100

@@ -38,32 +38,26 @@ class RunObserver:
     keep_rounds: bool = False
     forwards: list[Forward] = field(default_factory=list)
     returned_s: dict[str, float] = field(default_factory=dict)
-    """When each answer was returned, without rank prompts': at its end, or at that of the last of
-    its static batch."""
+    """When each answer ended, without rank prompts'."""
     decoding_rounds: int = 0
-    """Of all requests; a request's first round is its prefill."""
+    """Rounds of all requests; a request's first round is its prefill."""
     drafted_rounds: int = 0
     acceptance_sum: float = 0.0
     """Sum over rounds with drafts of accepted ÷ verified draft tokens."""
     rounds: dict[str, list[RoundOutcome]] = field(default_factory=dict)
     """By request, with `keep_rounds`."""
-    batches: list[list[str]] = field(default_factory=list)
-    """Requests by static batch, on a machine that serves such."""
     estimate_errors: list[float] = field(default_factory=list)
     selection_s: float = 0.0
     """CPU time of the speculation policy."""
     ended: bool = False
     _prefilled: set[str] = field(default_factory=set)
-    _kept: list[str] = field(default_factory=list)
-    """Answers that have ended and wait for their batch."""
-    _left: set[str] = field(default_factory=set)
 
     def observe(self, event: Event) -> None:
         """Raises RunComplete."""
         if isinstance(event, Verified):
             self._verified(event)
-        elif isinstance(event, Left):
-            self._return(event.view.name, event.at_s)
+        elif isinstance(event, Left) and not event.view.name.startswith(PREFIX):
+            self.returned_s[event.view.name] = event.at_s
         if (
             self.horizon_s is not None
             and event.at_s > self.horizon_s
@@ -71,15 +65,6 @@ class RunObserver:
         ):
             self.ended = True
             raise RunComplete
-
-    def _return(self, request: str, at_s: float) -> None:
-        self._left.add(request)
-        if not request.startswith(PREFIX):
-            self._kept.append(request)
-        batch = self.batches[-1] if self.batches else ()
-        if self._left.issuperset(batch):
-            self.returned_s.update(dict.fromkeys(self._kept, at_s))
-            self._kept.clear()
 
     def _verified(self, event: Verified) -> None:
         drafted = sum(outcome.drafted for outcome in event.outcomes)

@@ -4,10 +4,10 @@
 its options, every block cites its section or has `not specified`. `rows` writes out its templates.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import yaml
 from pydantic import Field, ValidationError
@@ -37,7 +37,7 @@ class Figure(Block):
     rows: tuple[RowTemplate, ...]
 
     def values(self, name: str) -> tuple[Scalar, ...]:
-        """Of an axis, or the one value in `case`."""
+        """The values of an axis, or the one value in `case`."""
         return (self.case[name],) if name in self.case else self.over.get(name, ())
 
     @checked(mode="after")
@@ -139,18 +139,11 @@ class Paper(Block):
         return self
 
 
-Changes = Mapping[str, object]
-"""New values by place, as `machines.7b.verify`; None removes what is there."""
-_NO_CHANGES: Changes = {}
-
-
-def load(paper: str, folder: Path = Path(__file__).parent, changes: Changes = _NO_CHANGES) -> Paper:
+def load(paper: str, folder: Path = Path(__file__).parent) -> Paper:
     """Raises BadSettings."""
     file = folder / f"{paper}.yaml"
     try:
         given = yaml.load(file.read_text(), _UniqueKeyLoader)
-        for place, value in changes.items():
-            _change(given, place.split("."), value)
         settings = Paper.model_validate(given)
         rows(paper, settings)
     except (ValidationError, ValueError, KeyError, yaml.YAMLError) as error:
@@ -173,18 +166,7 @@ def rows(paper: str, settings: Paper) -> list[Row]:
     return written
 
 
-def _change(given: dict[str, Any], place: Sequence[str], value: object) -> None:
-    """Other places that share the block by a YAML alias change with it."""
-    first, *rest = place
-    if rest:
-        _change(given[first], rest, value)
-    elif value is None:
-        del given[first]
-    else:
-        given[first] = value
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
+class _UniqueKeyLoader(yaml.CSafeLoader):
     """Refuses duplicate keys, of which PyYAML silently keeps the last."""
 
     def construct_mapping(

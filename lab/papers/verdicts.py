@@ -8,7 +8,6 @@ from statistics import fmean, geometric_mean
 
 from benchmarks.report import Record
 from lab.papers.bounds import is_bound
-from lab.papers.causes import cause_of
 from lab.papers.cells import READ_BY_METRIC, Cell, cell, settings
 from lab.papers.row import BEST, Row, Scalar
 
@@ -33,7 +32,7 @@ class Verdict:
             return "not specified by the paper"
         if holds:
             return "kept" if is_bound(self.row) else "reproduced"
-        return f"missed: {cause_of(self.row.name)}"
+        return "missed"
 
     @property
     def record(self) -> Record:
@@ -43,8 +42,8 @@ class Verdict:
 
 
 def cells_of(paper: str, row: Row, first_seed: int = 0) -> set[Cell]:
-    """All cells that its value is computed from. `paper`: may be changed, as in cells.settings;
-    `first_seed`: of the row's runs, so that settings can be tuned on others than are reported."""
+    """All cells that its value is computed from. `first_seed`: of the row's runs, so that settings
+    can be tuned on others than are reported."""
     cells: set[Cell] = set()
 
     def read(arm: str, case: Case) -> float:

@@ -28,7 +28,7 @@ _EARLY_TOKENS = (8.0, 16.0, 32.0, 64.0, 128.0)
 _APART = 8
 """Positions at this distance share no streak."""
 _POSITIONS = 512
-"""Of a request, used for correlations."""
+"""Positions of a request that correlations are computed from."""
 _STEP = 4
 _FEWEST = 30
 """Least number of rows for a sibling's statistics, and of requests for agreements."""
@@ -52,7 +52,7 @@ def fit_acceptance(traces: Sequence[Trace]) -> Acceptance:
 
 
 def fit_drafter(traces: Sequence[Trace]) -> DrafterModel:
-    """Of one drafter in one domain."""
+    """The model of one drafter in one domain."""
     first = _first_confidences(traces)
     right = np.array([rank == 0 for trace in traces for rank in trace.ranks])
     proposes = first > 0
@@ -157,7 +157,7 @@ def _residual(error: Floats, probability: Floats, traces: Sequence[Trace]) -> fl
 
 
 def _siblings(traces: Sequence[Trace]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Of each sibling, its share of the misses, and its confidence over what the first leaves."""
+    """Each sibling's share of the misses, and its confidence over what the first leaves."""
     rows = [
         (row, rank)
         for trace in traces

@@ -38,7 +38,7 @@ ACCEPTED = {
     "prose": {"code": 0.33, "prose": 0.36, "tasks": 0.18},
 }
 LOOKUP = {"code": (0.45, 0.23), "prose": (0.37, 0.27), "tasks": (0.58, 0.09)}
-"""Of the suffix lookup, by domain: acceptance, and share of positions without a proposal."""
+"""The suffix lookup by domain: acceptance, and share of positions without a proposal."""
 
 PLAIN, DEFAULT = named_policies("off", "fixed"), named_policies("planner", "hedge")
 

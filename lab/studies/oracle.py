@@ -1,22 +1,14 @@
 """Policies that know the simulated target's output, as upper bounds of the others.
 
-`true_goodput` is for lab/studies/selection_oracle.py. `Clairvoyant` drafts as far as it
-pays in the present round and verifies only right tokens. It looks at one round alone, so a policy
-that looks further can exceed it a little.
+`true_goodput` is for lab/studies/selection_oracle.py, `Foresight` for lab/papers/srpt.py.
 """
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
+from collections.abc import Sequence
 
 from benchmarks.simulator.outputs import DrafterOutput, Target
 from benchmarks.simulator.run import Cluster, request_seed
 from benchmarks.simulator.workload import Arrival
 from lab.studies.selection_oracle import Goodput
-from policies.flat_trees import split
-from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
-from policies.request import RequestView
-from policies.speculation.forest import draft_room
 
 DEEPEST = 16
 """Draft levels that the oracles consider."""
@@ -93,64 +85,3 @@ def _rounds(right: Sequence[int], tokens: int, depth: int) -> int:
         position += min(right[position], depth) + 1
         rounds += 1
     return rounds
-
-
-class Clairvoyant:
-    """Maximises the throughput of the present round; chains only."""
-
-    def __init__(self, foresight: Foresight, cluster: Cluster) -> None:
-        self._foresight = foresight
-        self._drafters: Mapping[str, str] = {spec.lane: spec.drafter for spec in cluster.drafters}
-
-    def plan(
-        self, batches: Sequence[LaneBatch], context: RoundContext, now: float
-    ) -> list[DraftPlan]:
-        return [
-            self._plan(batch.lane, batch.requests, context)
-            if batch.lane
-            else DraftPlan.plain(batch)
-            for batch in batches
-        ]
-
-    def _plan(self, lane: str, batch: Sequence[RequestView], context: RoundContext) -> DraftPlan:
-        right = [self._right(view, self._drafters[lane]) for view in batch]
-        context_tokens = sum(view.context for view in batch)
-        draft = context.draft.get(lane)
-        best, best_depth, drafting_s = 0.0, 0, 0.0
-        for depth in range(max(right, default=0) + 1):
-            drafting = [v.context for v, run in zip(batch, right, strict=True) if run >= depth]
-            if depth and draft is not None:
-                drafting_s += draft.predict(sum(drafting), len(drafting))
-            tokens = len(batch) + sum(min(run, depth) for run in right)
-            rows = tokens + context.prefill_tokens
-            verify_s = context.verify.predict(context_tokens, rows)
-            seconds = drafting_s + verify_s + context.waiting_s
-            if tokens / seconds > best:
-                best, best_depth = tokens / seconds, depth
-        return DraftPlan([DraftLimit(min(run, best_depth)) for run in right])
-
-    def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
-        """The right nodes, shallow ones first where the budget binds."""
-        mask = np.zeros(len(candidates.trees.tokens), np.bool_)
-        trees, starts = split(candidates.trees), candidates.trees.starts.tolist()
-        paths = [
-            tree.follow(self._ahead(view))
-            for tree, view in zip(trees, candidates.requests, strict=True)
-        ]
-        left = draft_room(len(candidates), context)
-        for level in range(max(map(len, paths), default=0)):
-            for start, path in zip(starts, paths, strict=False):
-                if left > 0 and level < len(path):
-                    mask[start + path[level]] = True
-                    left -= 1
-        return mask
-
-    def forget(self, request: str) -> None:
-        self._foresight.forget(request)
-
-    def _right(self, view: RequestView, drafter: str) -> int:
-        most = min(DEEPEST, view.max_tokens - view.generated - 1)
-        return min(self._foresight.right(view.name, drafter)[view.generated], most)
-
-    def _ahead(self, view: RequestView) -> list[int]:
-        return self._foresight.output(view.name)[view.generated : view.generated + DEEPEST]

@@ -53,7 +53,7 @@ from policies.cost import CostModel
 MAX_ERROR = 0.10
 RECORDED_DEPTH = 6
 MAX_COORDINATOR_SHARE = 0.5
-"""Of a forward's time; what is longer is a pause of the machine."""
+"""The largest share of a forward's time; what is longer is a pause of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ def compare_repeatedly(
     requests: Sequence[Request],
     clients: Sequence[int],
 ) -> list[Record]:
-    """Of each name the record with the median ratio."""
+    """For each name the record with the median ratio."""
     runs = [compare(fleet, recorded, requests, clients) for _ in range(repeats)]
     by_name = [sorted(same, key=lambda r: r.ratio or 0.0) for same in zip(*runs, strict=True)]
     return [same[(repeats - 1) // 2] for same in by_name]

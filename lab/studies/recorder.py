@@ -24,7 +24,7 @@ class Trace:
     drafter: str
     positions: list[int] = field(default_factory=list)
     confidences: list[list[float]] = field(default_factory=list)
-    """Of all siblings in the drafter's order; empty without a proposal."""
+    """Confidences of all siblings in the drafter's order; empty without a proposal."""
     ranks: list[int] = field(default_factory=list)
     """Which sibling is the target's token, or WRONG."""
 

@@ -7,9 +7,9 @@ import numpy as np
 
 from policies.protocols import RoundContext
 from policies.request import LaneView, RequestView, RoundOutcome
+from policies.selection.hedge import goodput_after_switch, tokens_left
 from policies.selection.lane_capacity import LaneCapacity
 from policies.selection.membership import Membership
-from policies.selection.switching import goodput_after_switch, tokens_left
 
 Goodput = Callable[[str, str | None], float]
 """Tokens per second of a request under a drafter; None: plain decoding."""

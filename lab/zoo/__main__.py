@@ -12,9 +12,8 @@ from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFas
 
 from benchmarks.prompts.corpus import Corpus, load_corpus
 from benchmarks.prompts.tasks import Source, make_task
-from cluster.built_in_models import DRAFTERS, TARGET, inflated_target, model_path
+from cluster.built_in_models import DRAFTERS, TARGET, inflated_target, model_path, smollm2_path
 from cluster.cache import cache_dir
-from cluster.smollm2 import smollm2_path
 from engine.model import PackedModel
 from engine.verifiers.native import NativeVerifier
 from lab.zoo.batches import Sampler

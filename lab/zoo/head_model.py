@@ -3,7 +3,7 @@
 It writes the `speculators` format that `engine/drafters/eagle3_head.py` serves. Index i has the
 features of token i. At step k the head reads token i + 1 + k there and predicts token i + 2 + k;
 its input is `fc` of the features at step 0, and its own output of the step before at later ones, as
-behind the committed tokens in service (Li et al., "EAGLE-3", 2025, training-time test).
+after the committed tokens in service (Li et al., "EAGLE-3", 2025, training-time test).
 """
 
 import json

@@ -31,7 +31,7 @@ _HELD_OUT = 48  # conversations of each kind, for the curve
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Of greedy chains of DEPTH tokens in greedy answers."""
+    """How well greedy chains of DEPTH tokens match greedy answers."""
 
     agreement: tuple[float, ...]
     """By depth: how often the head's first choice is the target's, everything before being so."""
@@ -66,9 +66,9 @@ class _Taught:
     features: Tensor
     embeddings: Tensor
     probabilities: Tensor
-    """Over the reduced vocabulary, of the token behind the index."""
+    """Over the reduced vocabulary, of the token after the index."""
     weights: Tensor
-    """Of the token at the index, in the loss."""
+    """Weight in the loss of the token at the index."""
 
 
 @torch.no_grad()
@@ -102,7 +102,7 @@ def loss_of(head: TrainedHead, taught: _Taught) -> Tensor:
     total = taught.features.new_zeros(())
     scale = 0.0
     for step, logits in enumerate(steps):
-        shift = step + 1  # the target's probabilities behind the token that was read
+        shift = step + 1  # the target's probabilities after the token that was read
         count = taught.weights.shape[1] - shift - 1
         log_head = log_softmax(logits[:, :count].float(), -1)
         losses = -(taught.probabilities[:, shift : shift + count] * log_head).sum(-1)
@@ -117,7 +117,7 @@ def loss_of(head: TrainedHead, taught: _Taught) -> Tensor:
 def acceptance(
     target: LlamaForCausalLM, head: TrainedHead, texts: Sequence[ObservedText]
 ) -> Acceptance:
-    """Of greedy answers only: there the text is what the target would accept."""
+    """Measured on greedy answers only: there the text is what the target would accept."""
     matched = [0] * DEPTH
     reached = [0] * DEPTH
     tokens = rounds = 0
@@ -143,7 +143,7 @@ def acceptance(
 
 def accepted_tokens(text: Conversation, chosen: np.ndarray) -> np.ndarray:
     """`chosen`: [indices, depths] → for each token of the answer but the last, as the last
-    committed one: how many drafted tokens behind it equal the text."""
+    committed one: how many drafted tokens after it equal the text."""
     accepted = []
     for last in range(text.answer, len(text.tokens) - 1):
         ahead = np.array(text.tokens[last + 1 : last + 1 + DEPTH])
@@ -153,7 +153,7 @@ def accepted_tokens(text: Conversation, chosen: np.ndarray) -> np.ndarray:
 
 
 def walk(accepted: np.ndarray) -> tuple[int, int]:
-    """The tokens behind the first one, and the forwards that commit them."""
+    """The tokens after the first one, and the forwards that commit them."""
     at = rounds = 0
     while at < len(accepted):
         at += int(accepted[at]) + 1

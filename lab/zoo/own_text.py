@@ -1,8 +1,8 @@
 """Conversations that a chat model writes alone, both sides of them, as training text for its heads.
 
-Behind the beginning of a user's turn the model writes a user's message; then it answers it. Nothing
+After the beginning of a user's turn the model writes a user's message; then it answers it. Nothing
 else is needed. Batches are shards on disk, each with its own seed: a run that was stopped goes on
-behind the last whole one.
+after the last whole one.
 """
 
 import random
@@ -14,7 +14,7 @@ import numpy as np
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from cluster.files import written_whole
+from cluster.cache import written_whole
 from engine.generate import Rejected, generate
 from engine.protocol import Verifier
 from engine.sampling.params import SamplingParams
@@ -160,7 +160,7 @@ def continued(
     temperature: float,
     rng: random.Random,
 ) -> list[list[int]]:
-    """What the target writes behind each prompt, with the token that ends it if it came."""
+    """What the target writes after each prompt, with the token that ends it if it came."""
     params = [
         SamplingParams(temperature=temperature, max_tokens=most_tokens, seed=rng.randrange(2**31))
         for _ in prompts
@@ -174,7 +174,7 @@ def continued(
 
 
 def _around_message(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """What the chat template puts before and behind a user's message."""
+    """What the chat template puts before and after a user's message."""
     mark = "MESSAGE"
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": mark}], tokenize=False, add_generation_prompt=True

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from cluster.files import written_whole
+from cluster.cache import written_whole
 from lab.zoo.training import Optimizer
 
 _CHECKPOINT_SECONDS = 150.0

@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
-from cluster.files import written_whole
+from cluster.cache import written_whole
 from lab.zoo.head_model import usual_layers
 from lab.zoo.own_text import Conversation, is_held_out, read_shard, shard_index, shard_paths
 
@@ -28,7 +28,7 @@ class ObservedText:
     last: Tensor
     """By index: what the target's output matrix is multiplied with, in bf16."""
     choices: Tensor
-    """By index: the target's first choice of the token behind it."""
+    """By index: the target's first choice of the token after it."""
 
     def __len__(self) -> int:
         return len(self.conversation.tokens)

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, linear
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from cluster.files import written_whole
+from cluster.cache import written_whole
 from lab.zoo.batches import Batch, Sampler
 from lab.zoo.chat import CONTEXT
 from lab.zoo.muon import Muon, multiplies_bf16

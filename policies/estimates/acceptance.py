@@ -176,7 +176,7 @@ def level_accepted(tables: Tables, number: int) -> float:
 
 @njit(cache=True)
 def estimate(tables: Tables, row: int, number: int) -> Estimate:
-    """Of the request with this row and the drafter with this number."""
+    """The estimate for the request with this row and the drafter with this number."""
     weight, of_all, seen = _PRIOR_WEIGHT, tables.pool[number], tables.own[row, number]
     first = (of_all[_FIRST] + weight * _PRIOR) / (of_all[_DRAFTS] + weight)
     later = (of_all[_SURVIVED] + weight * _PRIOR) / (of_all[_REACHED] + weight)

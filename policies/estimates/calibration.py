@@ -72,7 +72,7 @@ class Calibration:
         self._params = params or CalibrationParams()
         self._counts = _no_counts()
         self._others = _no_counts()
-        """Of the same drafter on other replicas."""
+        """The statistics of the same drafter on other replicas."""
         self._since_fit = 0
         self._fitted_to = np.full((RANKS + 1, BINS), np.nan)
         """The pooled `seen` counts to which the present curves were fitted."""

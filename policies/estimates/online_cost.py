@@ -33,7 +33,8 @@ _CALL_SPREAD = 0.25
 _SCATTER_MEMORY = 0.02
 _MOST_PRIOR = 1.0
 _LEAST_TOKEN_SHARE = 1 / 256
-"""Of the fixed part of a forward, what a token costs at first where the fit has found nothing."""
+"""The share of a forward's fixed part that a token costs at first where the fit has found
+nothing."""
 _SWEEPS = 200
 _CONVERGED = 1e-9
 _PARTS = 4

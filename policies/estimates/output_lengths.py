@@ -20,7 +20,7 @@ class LearnedLengthsParams:
     least: int = 8
     """Finished requests before the first prediction."""
     remembered: int = 64
-    """Of each group the last finished requests that count."""
+    """How many of the last finished requests of a group count."""
     groups: int = 1024
     """The most groups; the least recently used is forgotten."""
     prior: float = 2.0

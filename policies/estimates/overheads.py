@@ -9,7 +9,7 @@ scatter by more than their size, so the means are long and an outlier moves them
 from collections.abc import Collection
 
 _LEAST_WEIGHT = 0.02
-"""Of an observation in the running means: about the last fifty rounds of a kind count."""
+"""The weight of an observation in the running means: some fifty rounds of a kind count."""
 _LARGEST_ERROR = 0.25
 """Observations are clipped at this share of a forward from what was expected: larger deviations are
 pauses of the whole process."""
@@ -26,14 +26,14 @@ class RoundOverheads:
     def __init__(self) -> None:
         self._plain = _Mean()
         self._drafting = _Mean()
-        """Of rounds in which drafters are called, even if they propose nothing, without what each
-        lane's call adds."""
+        """The time of rounds in which drafters are called, even if they propose nothing, without
+        what each lane's call adds."""
         self._call: dict[str, _Mean] = {}
         """What a call of each lane adds to its round."""
 
     @property
     def plain_s(self) -> float:
-        """Of a plain round."""
+        """The time of a plain round."""
         return max(0.0, self._plain.value)
 
     @property
@@ -82,7 +82,7 @@ class _Mean:
 
     @property
     def weight(self) -> float:
-        """Of the next observation."""
+        """The weight of the next observation."""
         return max(_LEAST_WEIGHT, 1.0 / (self._count + 1))
 
     def move(self, by: float) -> None:

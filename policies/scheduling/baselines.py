@@ -1,11 +1,10 @@
-"""Baseline schedules: FCFS, LP-SJF and EDF, which sort by a key, and LAS, which counts service."""
+"""Baseline schedules: FCFS and LP-SJF, which sort by a key, and LAS, which counts service."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from policies.request import RequestView, RoundOutcome
-from policies.scheduling.expected_length import by_arrival, expected_len
+from policies.request import RequestView, RoundOutcome, by_arrival, expected_len
 
 Key = Callable[[RequestView, bool], float]
 """The sort key of a request, given whether it is running; the smallest comes first."""
@@ -55,33 +54,6 @@ def lp_sjf() -> SortedSchedule:
         return float(view.max_tokens) if length is None else length
 
     return SortedSchedule(predicted)
-
-
-@dataclass(frozen=True, slots=True)
-class EdfParams:
-    patience_s: float = 10.0
-    """Deadline after arrival of a request without an SLO for its next token."""
-    hold_s: float = 0.25
-    """A running request is preempted only for a deadline that is earlier by more than this;
-    otherwise two urgent requests would alternate, with a swap in every round."""
-
-
-def edf(params: EdfParams = EdfParams()) -> SortedSchedule:
-    """Earliest deadline first: the same order as least SLO slack, as `now` is common to all."""
-    return SortedSchedule(
-        lambda view, running: (
-            next_deadline(view, params.patience_s) - (params.hold_s if running else 0.0)
-        )
-    )
-
-
-def next_deadline(request: RequestView, patience_s: float) -> float:
-    """When the next token is due: the first by TTFT, each later one by the mean TPOT."""
-    if request.first_token_s is None and request.slo.ttft_s is not None:
-        return request.arrival_s + request.slo.ttft_s
-    if request.first_token_s is not None and request.slo.tpot_s is not None:
-        return request.first_token_s + request.slo.tpot_s * request.generated
-    return request.arrival_s + patience_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from policies.request import RequestView, RoundOutcome
-from policies.scheduling.expected_length import by_arrival, expected_len
+from policies.request import RequestView, RoundOutcome, by_arrival, expected_len
 
 _DECAY = 0.999
 """Decay of the pooled pace per request and round, so that it follows the load."""

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policies.protocols import Schedule
-from policies.request import RequestView, RoundOutcome
-from policies.scheduling.expected_length import by_arrival
+from policies.request import RequestView, RoundOutcome, by_arrival
 from policies.scheduling.triage import Triage
 
 

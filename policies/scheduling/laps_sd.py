@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from policies.cost import NO_SWITCH, SwitchCost
-from policies.request import RequestView, RoundOutcome
-from policies.scheduling.expected_length import by_arrival, expected_len
+from policies.request import RequestView, RoundOutcome, by_arrival, expected_len
 
 
 @dataclass(frozen=True, slots=True)

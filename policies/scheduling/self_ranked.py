@@ -4,6 +4,9 @@ A step of the algorithm is one forward of the target, after which the coordinato
 `pick` is called more often, as requests arrive and lanes finish. Which requests ran is taken from
 `running` at the next pick, so that the counts are right even if a wrapper or a full KV cache
 changed the pick.
+
+A batch becomes a prompt (policies/scheduling/rank_prompts.py), which runs as an internal request
+before all users' requests: the paper's rank -∞.
 """
 
 import math
@@ -12,11 +15,57 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from policies.request import RequestView, RoundOutcome
-from policies.scheduling.expected_length import by_arrival
+from policies.request import RequestView, RoundOutcome, by_arrival
 from policies.scheduling.rank_answers import competition_ranks
 from policies.scheduling.rank_prompts import MAX_BATCH
-from policies.scheduling.rank_queue import Form, RankBatch, RankQueue
+
+Form = Literal["prefill_only", "rank_only", "length_only"]
+"""The prompts of policies/scheduling/rank_prompts.py."""
+
+_NAME = "spindle:rank/"
+
+
+@dataclass(frozen=True, slots=True)
+class RankBatch:
+    name: str
+    """The name of the internal request."""
+    requests: tuple[str, ...]
+    """By position in the prompt, in the order of arrival."""
+    form: Form
+
+
+class RankQueue:
+    """Requests that wait to be ranked; they run meanwhile."""
+
+    def __init__(self, form: Form, batch: int = MAX_BATCH, timeout_s: float = 0.5) -> None:
+        if not 1 <= batch <= MAX_BATCH:
+            raise ValueError(f"a ranking prompt takes 1 to {MAX_BATCH} requests, not {batch}")
+        self._form: Form = form
+        self._batch = batch
+        self._timeout_s = timeout_s
+        self._waiting: dict[str, float] = {}
+        self._batches = 0
+
+    def arrive(self, request: str, now: float) -> None:
+        self._waiting[request] = now
+
+    def forget(self, request: str) -> None:
+        self._waiting.pop(request, None)
+
+    def due(self, now: float) -> RankBatch | None:
+        """A full batch, or all requests once the oldest has waited for the timeout. To be called
+        until it returns None, as a burst of requests fills several batches."""
+        if not self._waiting:
+            return None
+        oldest = next(iter(self._waiting.values()))
+        # The same sum as that of a timer set on arrival, so that both agree to the last bit.
+        if len(self._waiting) < self._batch and now < oldest + self._timeout_s:
+            return None
+        requests = tuple(self._waiting)[: self._batch]
+        for request in requests:
+            del self._waiting[request]
+        self._batches += 1
+        return RankBatch(f"{_NAME}{self._batches}", requests, self._form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +113,7 @@ class SelfRanked:
         self._states: dict[str, _RankState] = {}
         self._steps = 0
         """Forwards since the last pick."""
+        self.timeout_s = params.timeout_s
 
     def arrive(self, request: RequestView, now: float) -> None:
         """Lines 3-5."""

@@ -9,6 +9,7 @@ blindly, as LBSS does.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numba import njit
@@ -19,7 +20,6 @@ from policies.request import LaneView, RequestView, RoundOutcome
 from policies.rows import Floats, Ints
 from policies.selection.lane_capacity import LaneCapacity
 from policies.selection.membership import Membership
-from policies.selection.switching import goodput_after_switch, tokens_left
 
 _DEEPEST = 8
 """The largest draft depth for which a lane is valued until the speculation policy has shown how
@@ -48,7 +48,7 @@ class Hedge:
         self._params = params
         self._membership = Membership()
         self._context: RoundContext | None = None
-        """Of the last call of `assign`."""
+        """The context of the last call of `assign`."""
         self._mapping: dict[str, str | None] = {}
         self._load: Counter[str | None] = Counter()
         self._slots = 0
@@ -79,7 +79,7 @@ class Hedge:
 
     def likely_next(self, request: str) -> str | None:
         """The drafter with the largest estimate over the root of its evidence on the request, so
-        that each is tried; not the one that drafts now, whose drafts are evidence anyway. Of its
+        that each is tried; not the one that drafts now, whose drafts are evidence anyway. Among its
         lanes the one that has read most, then the one with the most free places."""
         if self._likely is None:
             self._likely = self._likely_lanes()
@@ -261,3 +261,18 @@ def _best_other_lanes(
                     best = value
                     chosen[request] = lane
     return chosen
+
+
+Number = TypeVar("Number", float, Floats)
+
+
+def tokens_left(request: RequestView, horizon: int) -> float:
+    """Output tokens over which a switch can pay: the rest of the predicted length, or of
+    `max_tokens` where there is no prediction, at most `horizon`."""
+    length = request.predicted_len if request.predicted_len is not None else request.max_tokens
+    return max(1.0, min(length - request.generated, horizon))
+
+
+def goodput_after_switch(goodput: Number, switch_s: Number, tokens: Number) -> Number:
+    """Tokens per second over the next `tokens`, the time of the switch included."""
+    return goodput * tokens / (tokens + goodput * switch_s)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.pooling import DRAFTER, Statistics
 from policies.request import LaneView
 
 
@@ -23,14 +22,6 @@ class _Mean:
     def value(self) -> float:
         return self.total / self.count if self.count else 0.0
 
-    def plus(self, other: "_Mean") -> "_Mean":
-        return _Mean(self.total + other.total, self.count + other.count)
-
-
-_EMPTY = _Mean()
-_EXPORTED = 3
-"""Numbers exported for each drafter: tokens, seconds and slots."""
-
 
 class MeanGoodput:
     """The bandit's arms are drafters: all lanes of a drafter share its estimates."""
@@ -38,8 +29,6 @@ class MeanGoodput:
     def __init__(self) -> None:
         self._pairs: dict[str, dict[str, _Mean]] = {}
         self._drafters: dict[str, _Mean] = {}
-        self._others: dict[str, _Mean] = {}
-        """Of each drafter on other replicas."""
 
     def observe(self, request: str, drafter: str, goodput: float) -> None:
         pair = self._pairs.setdefault(request, {}).setdefault(drafter, _Mean())
@@ -52,8 +41,8 @@ class MeanGoodput:
         pair = self._pairs.get(request, {}).get(drafter)
         if pair is not None:
             return pair.value
-        pooled = self._pooled(drafter)
-        return (pooled if pooled.count else self._of_all_drafters()).value
+        pooled = self._drafters.get(drafter)
+        return (self._of_all_drafters() if pooled is None else pooled).value
 
     def matrix(self, requests: Sequence[str], lanes: Sequence[LaneView]) -> NDArray[np.float64]:
         """Estimates, with a row for each request and a column for each lane."""
@@ -66,27 +55,6 @@ class MeanGoodput:
     def forget(self, request: str) -> None:
         self._pairs.pop(request, None)
 
-    def export(self) -> Statistics:
-        """Each slot of a drafter counts as one second at its goodput, since the mean is over
-        slots."""
-        return {
-            DRAFTER + drafter: [mean.total, mean.count, mean.count]
-            for drafter, mean in self._drafters.items()
-        }
-
-    def pool(self, others: Statistics) -> None:
-        """Vectors of another length, from a replica of another version, are left out."""
-        self._others = {
-            name.removeprefix(DRAFTER): _Mean(vector[0], vector[1])
-            for name, vector in others.items()
-            if len(vector) == _EXPORTED
-        }
-
-    def _pooled(self, drafter: str) -> _Mean:
-        return self._drafters.get(drafter, _EMPTY).plus(self._others.get(drafter, _EMPTY))
-
     def _of_all_drafters(self) -> _Mean:
-        mean = _Mean()
-        for drafter in {**self._drafters, **self._others}:
-            mean = mean.plus(self._pooled(drafter))
-        return mean
+        means = self._drafters.values()
+        return _Mean(sum(mean.total for mean in means), sum(mean.count for mean in means))

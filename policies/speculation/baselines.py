@@ -1,4 +1,5 @@
-"""Baselines: no speculation, a fixed draft length, and a confidence threshold."""
+"""Baselines: no speculation, a fixed draft length, a confidence threshold, and the static trees and
+equal shares that papers compare with."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -7,7 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
-from policies.speculation.forest import draft_room, draft_tokens_left, forest_of
+from policies.speculation.adaserve import TreeShape
+from policies.speculation.forest import (
+    Forest,
+    Ints,
+    budgeted_draft_room,
+    draft_room,
+    draft_tokens_left,
+    forest_of,
+)
 
 
 def all_that_fit(candidates: Candidates, context: RoundContext) -> Mask:
@@ -121,3 +130,67 @@ class Threshold:
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
         return all_that_fit(candidates, context)
+
+
+@dataclass(frozen=True, slots=True)
+class SpecInferParams:
+    width: int = 3
+    """Width 1, a chain, is SpecInfer* in SpecServe's evaluation."""
+    depth: int = 8
+    nodes: int = 23
+    """AdaServe, section 6.2: each tree has 23 tokens. The paper does not say which; these are the
+    best by path confidence of a beam of `width` and `depth`."""
+
+
+class SpecInfer:
+    """Ignores budgets. Where one forward cannot take all trees, shallow nodes come first."""
+
+    def __init__(self, params: SpecInferParams | None = None) -> None:
+        self._params = params or SpecInferParams()
+
+    def plan(
+        self, batches: Sequence[LaneBatch], context: RoundContext, now: float
+    ) -> list[DraftPlan]:
+        depth, width = self._params.depth, self._params.width
+        return [
+            DraftPlan(
+                [DraftLimit(min(depth, draft_tokens_left(one)), width) for one in batch.requests]
+            )
+            for batch in batches
+        ]
+
+    def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
+        forest = forest_of(candidates.trees)
+        kept = best_of_each(forest, self._params.nodes)
+        by_level = kept[np.argsort(forest.depth[kept], kind="stable")]
+        return forest.mask(by_level[: draft_room(len(candidates), context)])
+
+
+def best_of_each(forest: Forest, nodes: int) -> Ints:
+    """The best `nodes` of each tree by path confidence, in the order of the forest."""
+    by_tree = np.lexsort((-forest.path, forest.owner))
+    place = np.arange(forest.nodes) - forest.starts[forest.owner]
+    return np.sort(by_tree[place < nodes])
+
+
+@dataclass(frozen=True, slots=True)
+class EqualParams:
+    shape: TreeShape = field(default_factory=TreeShape)
+
+
+class Equal:
+    """Splits the budget evenly over all requests, whatever their SLOs; each takes its nodes of the
+    highest path confidence."""
+
+    def __init__(self, params: EqualParams | None = None) -> None:
+        self._params = params or EqualParams()
+
+    def plan(
+        self, batches: Sequence[LaneBatch], context: RoundContext, now: float
+    ) -> list[DraftPlan]:
+        return self._params.shape.plans(batches, context)
+
+    def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
+        forest = forest_of(candidates.trees)
+        each = budgeted_draft_room(len(candidates), context) // max(1, len(candidates))
+        return forest.mask(best_of_each(forest, each))

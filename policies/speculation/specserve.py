@@ -67,7 +67,7 @@ class SpecServeRule:
     calibrated: Curve
     """From the drafter's confidence to the probability of acceptance, as `select` will see it."""
     mean_confidence: float
-    """Of what this lane has drafted before, calibrated as well."""
+    """The mean of what this lane has drafted before, calibrated as well."""
     bare_mean: bool
     """SpecServeParams.bare_mean."""
     waiting_s: float

@@ -1,10 +1,10 @@
-"""Checkpoints as far as a plan reads them: config.json and headers, with no weights behind them."""
+"""Checkpoints as far as a plan reads them: config.json and headers, without weights."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-# Of each: hidden, intermediate, layers, heads, parameters.
+# For each: hidden, intermediate, layers, heads, parameters.
 _QWEN3 = {
     "Qwen3-0.6B": (1024, 3072, 28, 16, 596_000_000),
     "Qwen3-0.6B-code": (1024, 3072, 28, 16, 596_000_000),
@@ -19,7 +19,8 @@ _LLAMA3 = {
     "Llama-3.3-70B-Instruct": (8192, 28672, 80, 64, 70_554_000_000),
 }
 _HEAD = "Qwen3-8B-speculator.eagle3"
-"""Of Qwen3-8B, without the embeddings and the output matrix, which a plan counts all the same."""
+"""The head of Qwen3-8B lacks the embeddings and the output matrix, which a plan counts all the
+same."""
 VOCABULARY = 151_936
 CONTEXT = 40_960
 

@@ -55,7 +55,7 @@ PRE_TOKENIZERS = {
     "smollm": pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
     ),
-    # Of the tokenizer.json files of Qwen2.5 and Llama 3.
+    # As in the tokenizer.json files of Qwen2.5 and Llama 3.
     "qwen2": _split(
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
         r"\s*[\r\n]+|\s+(?!\S)|\s+"

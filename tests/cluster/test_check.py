@@ -8,8 +8,7 @@ import yaml
 
 from cluster.check import Application, main, read
 from cluster.config import AppConfig
-from cluster.fitting import missing
-from cluster.nodes import Node, parse_node
+from cluster.fitting import Node, missing, parse_node
 from tests.cluster.checkpoints import write
 
 TINY = {"name": "tiny", "model": "zoo/tiny"}
@@ -47,7 +46,6 @@ def test_the_table_shows_every_process_and_what_it_takes(
         "drafters": [
             {"name": "a", "model": str(model), "kv_tokens": 20_000, "instances": 2},
             {"name": "ngram", "kind": "ngram"},
-            {"name": "exit", "kind": "early_exit", "layers": 1, "kv_tokens": 20_000},
         ],
     }
     node = "CPU=16,memory=8GB"
@@ -59,9 +57,7 @@ def test_the_table_shows_every_process_and_what_it_takes(
     assert table["verifier"] == ["0", "0", "0.05", "3", "1.0", "1.3", "602.3"]
     assert table["verifier/rank1"] == table["verifier"]
     assert table["a/0"] == table["a/1"] == ["0", "0", "0.05", "1", "4.0", "10.2", "614.2"]
-    # Without 3 layers of 64·(20·8 + 3·256) weights; a token takes 32 numbers.
-    assert table["exit"] == ["0", "0", "0.05", "1", "3.3", "2.6", "605.8"]
-    assert table["sum"] == ["0", "0.3", "10", "13.3", "25.6", "3,638.9"]
+    assert table["sum"] == ["0", "0.25", "9", "10.0", "23.0", "3,033.0"]
     assert "note" not in table
 
 

@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from actors.hosts.spawn import Actors, Group, VerifierLauncher
 from cluster.check import main
 from cluster.config import AppConfig
-from cluster.nodes import ray_nodes
+from cluster.fitting import ray_nodes
 from cluster.placement import REPLICA, STRATEGY, Placement, plan
 from deployments.app import build
 from deployments.replica.host_specs import drafter_specs, target_spec

@@ -7,10 +7,10 @@ import torch
 from gguf import GGUFWriter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cluster.built_in_models import smollm2_path
 from cluster.checkpoint_files import stop_token_ids
 from cluster.gguf_conversion import convert
 from cluster.gguf_reader import UnsupportedGguf
-from cluster.smollm2 import smollm2_path
 from engine.tokenizer import load_tokenizer
 from tests.cluster.gguf_files import TEXTS, model, tokenizer, write
 from tests.smollm2 import needs_smollm2

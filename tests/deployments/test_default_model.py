@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from benchmarks.serving.streams import ReceivedStream, read_all
+from cluster.built_in_models import smollm2_path
 from cluster.check import read
-from cluster.smollm2 import smollm2_path
 from engine.sampling.params import SamplingParams
 from engine.tokenizer import load_tokenizer
 from tests.actors.hosts.cluster import processes

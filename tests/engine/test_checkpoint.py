@@ -13,10 +13,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from cluster.built_in_models import TARGET, model_path
 from engine.checkpoint import load_config, load_whole
-from engine.errors import SpindleError, UnreadableCheckpoint
+from engine.errors import InvalidEngineArgs, SpindleError, UnreadableCheckpoint
 from engine.model import load_stock
 from engine.tokenizer import load_tokenizer
-from engine.verifiers.vllm.errors import InvalidEngineArgs
 from engine.verifiers.vllm.loading import VllmSpec, engine_config
 
 

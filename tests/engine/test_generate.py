@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
+from engine.drafters.lookup import NgramDrafter
 from engine.drafters.model import ModelDrafter
-from engine.drafters.ngram import NgramDrafter
 from engine.drafters.runner import PackedRunner
 from engine.errors import InvalidRequest
 from engine.generate import DraftPlan, Generation, Rejected, generate

@@ -71,7 +71,7 @@ def test_one_flipped_mask_bit_shows(packed: PackedModel, tree_segment: Segment) 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_window_counts_positions_and_not_rows(layout: LayoutName) -> None:
-    """A branch longer than the window, whose rows lie behind those of its siblings."""
+    """A branch longer than the window, whose rows lie after those of its siblings."""
     model = PackedModel(build(SUPPORTED["mistral"]), kv_tokens=64, layout=layout)
     siblings, branch = [20, 21, 22, 23, 24, 25], list(range(30, 42))
     parents = [ROOT] * (len(siblings) + 1) + list(range(len(siblings), 17))

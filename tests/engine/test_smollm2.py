@@ -6,10 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cluster.built_in_models import HEADS, model_path
-from cluster.smollm2 import smollm2_path
+from cluster.built_in_models import HEADS, model_path, smollm2_path
 from engine.drafters.eagle3 import load_eagle3
-from engine.drafters.suffix import SuffixDrafter
+from engine.drafters.lookup import SuffixDrafter
 from engine.generate import generate
 from engine.model import PackedModel
 from engine.protocol import Commit, Drafter, Verifier

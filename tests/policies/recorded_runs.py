@@ -21,9 +21,14 @@ from tests.policies.decisions import ROUNDING, Run, Through, decisions_of
 FOLDER = Path(__file__).parent / "recorded"
 NO_TRACES = Path()
 REQUESTS = 24
-"""Of a paper's cell, its first."""
-ONE_SWITCH = "laps_sd@switch_cost:once, at full length"
-"""With switches so dear that schedules avoid them."""
+"""How many of a paper's cell are served: its first ones."""
+DEAR_SWITCHES: dict[str, str | float] = {
+    "machine": "dear_switches",
+    "dataset": "mbpp",
+    "workload": "burst",
+    "requests": 30,
+}
+"""So dear that schedules avoid them."""
 BURSTS: dict[str, str | float] = {
     "machine": "roofline_7b_l40",
     "dataset": "mixed",
@@ -94,16 +99,8 @@ RUNS: dict[str, Run] = {
     "spin_lbss": PaperCell(
         "spin", "lbss", {"machine": "13b", "dataset": "mix", "workload": "batch_8"}
     ),
-    "laps_sd": PaperCell(
-        ONE_SWITCH,
-        "laps_sd",
-        {"machine": "l20", "dataset": "mbpp", "workload": "burst", "requests": 30},
-    ),
-    "laps_sd_default": PaperCell(
-        ONE_SWITCH,
-        "default",
-        {"machine": "l20", "dataset": "mbpp", "workload": "burst", "requests": 30},
-    ),
+    "laps_sd": PaperCell("laps_sd", "dear_laps_sd", DEAR_SWITCHES),
+    "laps_sd_default": PaperCell("laps_sd", "dear_default", DEAR_SWITCHES),
 }
 
 

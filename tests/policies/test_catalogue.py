@@ -1,10 +1,8 @@
 """The catalogue says of each policy what configs are checked against."""
 
-from collections.abc import Callable
-
 import pytest
 
-from policies.catalogue import SPECULATIONS, Options, make_selection, make_speculation
+from policies.catalogue import SPECULATIONS, make_speculation
 from policies.protocols import LaneBatch
 from tests.policies.speculation.rounds import round_context, view
 
@@ -16,14 +14,3 @@ def test_a_policy_that_plans_trees_names_the_option_of_their_width(name: str) ->
     plans = make_speculation(name).plan([batch], round_context(), 10.0)
     if max(limit.width for plan in plans for limit in plan.limits) > 1:
         assert SPECULATIONS[name].width
-
-
-@pytest.mark.parametrize(
-    ("make", "policy", "option"),
-    [(make_selection, "hedge", "doubt"), (make_speculation, "planner", "most_price")],
-)
-def test_a_removed_option_is_refused_with_the_way_out(
-    make: Callable[[str, Options], object], policy: str, option: str
-) -> None:
-    with pytest.raises(ValueError, match=rf"{policy}: '{option}' was removed .*leave it out"):
-        make(policy, {option: 0.1})

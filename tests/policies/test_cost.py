@@ -1,4 +1,4 @@
-"""Fits recover the cost model behind the samples."""
+"""Fits recover the cost model that the samples were made from."""
 
 from collections.abc import Iterable
 

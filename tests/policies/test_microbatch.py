@@ -1,17 +1,10 @@
 """Micro-batches: predictions against pipelines computed by hand, the heuristic against search."""
 
-from itertools import product
-
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from policies.cost import LinearCost
-from policies.microbatch import LaneLoad, MicroBatchParams, Mode, cut, split, throughput
-
-BARRIER = MicroBatchParams(mode="barrier")
-ASYNCHRONOUS = MicroBatchParams(mode="asynchronous")
+from policies.microbatch import LaneLoad, MicroBatchParams, split, throughput
 
 
 def lane(requests: int, step_s: float, depth: int = 4, gain: float = 2.0) -> LaneLoad:
@@ -28,56 +21,37 @@ def per_row(seconds: float) -> LinearCost:
     return LinearCost(0.0, seconds, 0.0)
 
 
-@given(st.lists(st.integers(), max_size=20), st.integers(1, 8))
-def test_cut_keeps_order_and_nearly_equal_sizes(batch: list[int], parts: int) -> None:
-    pieces = cut(batch, parts)
-    assert [item for piece in pieces for item in piece] == batch
-    assert len(pieces) == min(parts, len(batch))
-    sizes = [len(piece) for piece in pieces]
-    assert not sizes or (min(sizes) >= 1 and max(sizes) - min(sizes) <= 1)
-
-
 # The pipeline
 
 
-@pytest.mark.parametrize("mode", ["barrier", "asynchronous"])
-def test_one_batch_drafts_and_verifies_in_turn(mode: Mode) -> None:
+def test_one_batch_drafts_and_verifies_in_turn() -> None:
     """8 requests gain 2 tokens each in 4·5 ms of drafting and 30 ms of verifying."""
-    assert throughput([lane(8, 0.005)], [1], fixed(0.03), mode) == pytest.approx(16 / 0.05)
+    assert throughput([lane(8, 0.005)], 1, fixed(0.03)) == pytest.approx(16 / 0.05)
 
 
-@pytest.mark.parametrize("mode", ["barrier", "asynchronous"])
-def test_two_micro_batches_hide_the_shorter_stage(mode: Mode) -> None:
+def test_two_micro_batches_hide_the_shorter_stage() -> None:
     """Fig. 6(b): the lane drafts 4·5 ms for each, the verifier takes 20 ms for its 20 rows."""
-    assert throughput([lane(8, 0.005)], [2], per_row(0.001), mode) == pytest.approx(16 / 0.04)
-    assert throughput([lane(8, 0.005)], [1], per_row(0.001), mode) == pytest.approx(16 / 0.06)
+    assert throughput([lane(8, 0.005)], 2, per_row(0.001)) == pytest.approx(16 / 0.04)
+    assert throughput([lane(8, 0.005)], 1, per_row(0.001)) == pytest.approx(16 / 0.06)
 
 
 def test_the_barrier_waits_for_the_slowest_lane() -> None:
     fast, slow = lane(4, 0.001), lane(4, 0.010)
-    both = throughput([fast, slow], [1, 1], fixed(0.01), "barrier")
+    both = throughput([fast, slow], 1, fixed(0.01))
     assert both == pytest.approx(16 / (0.04 + 0.01))
-
-
-def test_asynchronous_lanes_do_not_wait_for_each_other() -> None:
-    """The fast one is verified while the slow one drafts: a round in 14 ms instead of 50."""
-    fast, slow = lane(4, 0.001), lane(4, 0.010)
-    ours = throughput([fast, slow], [1, 1], fixed(0.01), "asynchronous")
-    assert ours > throughput([fast, slow], [1, 1], fixed(0.01), "barrier")
 
 
 def test_drafts_of_several_lanes_are_verified_in_one_forward() -> None:
     """Equal lanes are ready at the same time; a forward for each would take 2·30 ms."""
     twins = [lane(4, 0.005), lane(4, 0.005)]
-    assert throughput(twins, [1, 1], fixed(0.03), "asynchronous") == pytest.approx(16 / 0.05)
+    assert throughput(twins, 1, fixed(0.03)) == pytest.approx(16 / 0.05)
 
 
-@pytest.mark.parametrize("mode", ["barrier", "asynchronous"])
-def test_plain_requests_join_the_forward(mode: Mode) -> None:
+def test_plain_requests_join_the_forward() -> None:
     plain = LaneLoad(requests=3, context=300, depth=0, gain=1.0)
-    assert throughput([plain], [1], fixed(0.03), mode) == pytest.approx(3 / 0.03)
-    assert throughput([], [], fixed(0.03), mode) == 0.0
-    assert throughput([LaneLoad(0, 0, 4, 2.0)], [1], fixed(0.03), mode) == 0.0
+    assert throughput([plain], 1, fixed(0.03)) == pytest.approx(3 / 0.03)
+    assert throughput([], 1, fixed(0.03)) == 0.0
+    assert throughput([LaneLoad(0, 0, 4, 2.0)], 1, fixed(0.03)) == 0.0
 
 
 # The number of micro-batches
@@ -105,76 +79,36 @@ def test_spins_heuristic_is_within_epsilon_of_exhaustive_search() -> None:
     for _ in range(100):
         loads, verify = random_loads(rng)
         most = max(load.requests for load in loads)
-        predicted = [
-            throughput(loads, [count] * len(loads), verify, "barrier")
-            for count in range(1, most + 1)
-        ]
-        chosen = split(loads, verify, BARRIER)
-        assert chosen.tokens_per_s >= 0.97 * max(predicted)
+        predicted = [throughput(loads, count, verify) for count in range(1, most + 1)]
+        count = split(loads, verify)
+        assert predicted[count - 1] >= 0.97 * max(predicted)
         # Split only where that is predicted to gain more than epsilon.
-        count = chosen.parts[0]
-        assert chosen.tokens_per_s == predicted[count - 1]
         assert count == 1 or predicted[count - 1] > 1.03 * predicted[0]
-
-
-def test_the_asynchronous_split_is_near_exhaustive_search() -> None:
-    rng = np.random.default_rng(0)
-    shortfalls = []
-    for _ in range(100):
-        loads, verify = random_loads(rng)
-        best = max(
-            throughput(loads, parts, verify, "asynchronous")
-            for parts in product(*(range(1, load.requests + 1) for load in loads))
-        )
-        chosen = split(loads, verify, ASYNCHRONOUS)
-        assert chosen.tokens_per_s == throughput(loads, chosen.parts, verify, "asynchronous")
-        shortfalls.append(1 - chosen.tokens_per_s / best)
-    assert np.mean(shortfalls) < 0.01
-    assert max(shortfalls) < 0.2
 
 
 def test_a_batch_is_not_split_if_two_parts_are_slower() -> None:
     """Drafting costs almost nothing, and a forward takes the same time for any batch."""
-    assert split([lane(8, 0.0001)], fixed(0.05), BARRIER).parts == [1]
-    assert split([lane(8, 0.0001)], fixed(0.05), ASYNCHRONOUS).parts == [1]
+    assert split([lane(8, 0.0001)], fixed(0.05)) == 1
 
 
 def test_a_batch_is_not_split_if_more_parts_lose_less_than_epsilon() -> None:
     """Every forward of a further part costs 0.1 ms of 50: nothing is lost worth mentioning, and
     nothing gained."""
     free, verify = LaneLoad(20, 2000, 4, 2.0), LinearCost(0.0, 0.0005, 0.0001)
-    halves = throughput([free], [2], verify, "barrier")
-    whole = throughput([free], [1], verify, "barrier")
+    halves = throughput([free], 2, verify)
+    whole = throughput([free], 1, verify)
     assert 0.97 * whole < halves < whole
-    assert split([free], verify, BARRIER).parts == [1]
+    assert split([free], verify) == 1
 
 
 def test_a_batch_is_split_where_drafting_takes_as_long_as_verifying() -> None:
-    """Halves hide one behind the other; more parts than that gain nothing."""
-    assert split([lane(8, 0.005)], per_row(0.001), BARRIER).parts == [2]
-    assert split([lane(8, 0.005)], per_row(0.001), MicroBatchParams(max_parts=1)).parts == [1]
+    """Halves overlap; more parts than that gain nothing."""
+    assert split([lane(8, 0.005)], per_row(0.001)) == 2
+    assert split([lane(8, 0.005)], per_row(0.001), MicroBatchParams(max_parts=1)) == 1
 
 
-@pytest.mark.parametrize("mode", ["barrier", "asynchronous"])
-def test_a_fixed_number_of_parts_is_not_searched(mode: Mode) -> None:
-    fixed_parts = MicroBatchParams(mode, parts=3)
-    chosen = split([lane(8, 0.0001), lane(1, 0.001)], fixed(0.05), fixed_parts)
-    assert (chosen.mode, chosen.parts) == (mode, [3, 3])
+def test_a_fixed_number_of_parts_is_not_searched() -> None:
+    loads = [lane(8, 0.0001), lane(1, 0.001)]
+    assert split(loads, fixed(0.05), MicroBatchParams(parts=3)) == 3
     with pytest.raises(ValueError, match="at least 1"):
         MicroBatchParams(parts=0)
-
-
-def test_faster_takes_the_faster_mode() -> None:
-    """A barrier for equal lanes with expensive forwards; asynchronous if one lane is far slower."""
-    rng = np.random.default_rng(1)
-    modes = set()
-    for _ in range(50):
-        loads, verify = random_loads(rng)
-        chosen = split(loads, verify, MicroBatchParams("faster"))
-        other = max(
-            split(loads, verify, BARRIER).tokens_per_s,
-            split(loads, verify, ASYNCHRONOUS).tokens_per_s,
-        )
-        assert chosen.tokens_per_s == other
-        modes.add(chosen.mode)
-    assert modes == {"barrier", "asynchronous"}

@@ -1,15 +1,12 @@
 """Replicas that pool their statistics decide as one replica with all observations would."""
 
-import json
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
-from policies.catalogue import make_selection
 from policies.estimates.calibration import Calibration, CalibrationParams
 from policies.pooling import (
-    Pooled,
     Statistics,
     combine,
     extract,
@@ -18,88 +15,14 @@ from policies.pooling import (
     split_name,
     weighted_sum,
 )
-from policies.protocols import Selection
 from policies.tree import DraftTree
-from tests.policies.selection.play import CONTEXT, lane, outcome, request
 from tests.policies.tree_lists import calibrated, learn
-
-LANES = [lane("a"), lane("b")]
-DETERMINISTIC = {
-    "lbss": {"alpha": 2, "beta": 2, "switch_weight": 0.0},
-    "epsilon_greedy": {"epsilon": 0.0},
-    "spin_epsilon_greedy": {"epsilon": 1.0},
-}
-"""Options that make each learner as deterministic as possible."""
-
-
-def pooled(policy: Selection) -> Pooled:
-    assert isinstance(policy, Pooled)
-    return policy
 
 
 def summed(*parts: Statistics) -> Statistics:
     return weighted_sum(
         [(arrays, 1.0) for part in parts if (arrays := finite_vectors(part)) is not None]
     )
-
-
-def fresh(name: str) -> Selection:
-    return make_selection(name, DETERMINISTIC[name])
-
-
-def trained(name: str, a: float, b: float, requests: int = 40) -> Selection:
-    """A policy whose earlier requests had these goodputs, alternately on lane a and on lane b."""
-    policy = fresh(name)
-    for number in range(requests):
-        view = request(f"before {number}")
-        policy.assign([view], LANES, CONTEXT, 0.0)
-        lane, goodput = ("a", a) if number % 2 else ("b", b)
-        for _ in range(2):  # the first slot includes the prefill and is not learned from
-            policy.observe([outcome(view.name, lane, goodput)])
-        policy.forget(view.name)
-    return policy
-
-
-def choice(policy: Selection) -> str | None:
-    """The lane of a new request after two slots of medium goodput on any lane."""
-    view = request("new")
-    for _ in range(2):
-        lane = policy.assign([view], LANES, CONTEXT, 0.0)[view.name]
-        policy.observe([outcome(view.name, lane, 30.0)])
-    return policy.assign([view], LANES, CONTEXT, 0.0)[view.name]
-
-
-@pytest.mark.parametrize("name", DETERMINISTIC)
-def test_a_new_replica_gets_the_best_drafter_from_the_others(name: str) -> None:
-    for best, seen in (("a", (50.0, 10.0)), ("b", (10.0, 50.0))):
-        policy = fresh(name)
-        pooled(policy).pool(summed(pooled(trained(name, *seen)).export()))
-        assert choice(policy) == best
-
-
-@pytest.mark.parametrize("name", DETERMINISTIC)
-def test_pooled_statistics_are_not_exported(name: str) -> None:
-    policy, other = trained(name, 50.0, 10.0), trained(name, 10.0, 50.0)
-    own = pooled(policy).export()
-    pooled(policy).pool(pooled(other).export())
-    assert pooled(policy).export() == own
-
-
-@pytest.mark.parametrize("name", DETERMINISTIC)
-def test_pooling_again_replaces_the_earlier_statistics(name: str) -> None:
-    """Five times b is better, and the last time a."""
-    policy = fresh(name)
-    for _ in range(5):
-        pooled(policy).pool(pooled(trained(name, 10.0, 50.0)).export())
-    pooled(policy).pool(pooled(trained(name, 50.0, 10.0)).export())
-    assert choice(policy) == "a"
-
-
-@pytest.mark.parametrize("name", DETERMINISTIC)
-def test_statistics_are_plain_built_ins(name: str) -> None:
-    statistics = pooled(trained(name, 50.0, 10.0)).export()
-    assert statistics
-    assert json.loads(json.dumps(statistics)) == statistics
 
 
 def test_calibrations_stay_bounded_however_long_replicas_serve_and_pool() -> None:

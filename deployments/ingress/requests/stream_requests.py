@@ -16,8 +16,7 @@ from deployments.ingress.tokenizer import Tokens, tokens_of_bad_words
 from deployments.messages import SpeculationFields, StreamRequest
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits, admit
-from engine.sampling.params import SamplingParams
-from engine.sampling.seeds import choice_seed
+from engine.sampling.params import SamplingParams, choice_seed
 from engine.scopes import Scope
 from policies.ranges import DRAWN_SEED_BITS
 from policies.request import Slo

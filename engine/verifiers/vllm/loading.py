@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.checkpoint_files import stop_token_ids
 from engine.checkpoint import load_config
+from engine.errors import InvalidEngineArgs
 from engine.grammar.compiler import Grammars
-from engine.verifiers.vllm.errors import InvalidEngineArgs
 
 if TYPE_CHECKING:
     from engine.verifiers.vllm.verifier import VllmVerifier

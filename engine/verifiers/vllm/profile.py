@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from engine.checkpoint import load_config
-from engine.committed import EMPTY_HASH, CommittedTokens
 from engine.cpu.row_counts import row_cost_step
 from engine.profiler import (
     Grid,
@@ -29,6 +28,7 @@ from engine.profiler import (
 )
 from engine.protocol import Prefix, Start, Verdict, VerifyOrder
 from engine.sampling.params import SamplingParams
+from engine.soft_state import EMPTY_HASH, CommittedTokens
 from engine.verifiers.vllm.loading import VllmSpec
 from policies.cost import ForwardSample
 from policies.tree import DraftTree
@@ -99,7 +99,7 @@ def _time_step(verifier: "VllmVerifier", shape: Shape, rng: np.random.Generator)
 def _prefill(
     verifier: "VllmVerifier", prompts: Mapping[str, list[int]]
 ) -> dict[str, Sequence[int]]:
-    """Runs the prompts; returns the tokens chosen behind them."""
+    """Runs the prompts; returns the tokens chosen after them."""
     first: dict[str, Sequence[int]] = {}
     while len(first) < len(prompts):
         orders = [

@@ -33,7 +33,7 @@ class SamplerInput:
 
 @dataclass(frozen=True, slots=True)
 class StepRequest:
-    """One request of a step; it has a row of logits behind its last committed token and behind
+    """One request of a step; it has a row of logits after its last committed token and after
     each token of its draft."""
 
     name: str

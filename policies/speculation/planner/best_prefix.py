@@ -1,4 +1,4 @@
-"""The search behind the planner's decisions: sort items by gain, evaluate the round's time and
+"""The search that the planner's decisions use: sort items by gain, evaluate the round's time and
 speed at every prefix, and take the best prefix.
 
 An item is something that can be added to a round: a node of a draft tree to verify, or one more

@@ -19,11 +19,14 @@ from policies.estimates.calibration import IDENTITY, NO_RANK_COUNTS, Calibration
 from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
 from policies.request import RequestView
 from policies.speculation.forest import context_tokens, draft_room, draft_tokens_left
-from policies.speculation.planner.beam_width import best_width, sibling_shares
+from policies.speculation.planner.beam_width import (
+    RoundTimes,
+    best_width,
+    round_requests,
+    sibling_shares,
+)
 from policies.speculation.planner.best_prefix import first_token_limit
-from policies.speculation.planner.chances import chances_of
-from policies.speculation.planner.round_costs import RoundCosts, round_seconds
-from policies.speculation.planner.round_requests import RoundTimes, round_requests
+from policies.speculation.planner.round_costs import RoundCosts, chances_of, round_seconds
 from policies.speculation.planner.select import RoundState, select_round
 from policies.speculation.planner.step_rule import LaneCosts, PlannerStepRule
 from policies.speculation.slo import BatchProgress

@@ -19,8 +19,7 @@ from policies.estimates.calibration import Curve, interpolate
 from policies.protocols import Mask
 from policies.speculation.forest import Floats, Ints
 from policies.speculation.planner.best_prefix import Items, Requests, best_prefix, item_order
-from policies.speculation.planner.chances import ADDED, NEXT
-from policies.speculation.planner.round_costs import RoundCosts, round_seconds
+from policies.speculation.planner.round_costs import ADDED, NEXT, RoundCosts, round_seconds
 
 
 class LaneCosts(NamedTuple):

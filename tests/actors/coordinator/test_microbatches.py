@@ -1,6 +1,6 @@
 """Which lanes are planned together, and which requests the barrier makes wait."""
 
-from actors.coordinator.microbatches import MicroBatchPlan, verified_together, waiting_for
+from actors.coordinator.microbatches import verified_together, waiting_for
 from actors.coordinator.request_state import RequestState
 from actors.coordinator.stream import Statistics, Stream
 from engine.request import TargetLimits, admit
@@ -19,10 +19,9 @@ def request(name: str, cohort: int) -> RequestState:
 
 def test_requests_without_a_lane_wait_for_their_own_micro_batch_only() -> None:
     drafted, first, second = request("drafted", 0), request("first", 0), request("second", 1)
-    plan = MicroBatchPlan("barrier", {"lane": 2, None: 2})
 
-    groups = list(verified_together({"lane": [drafted], None: [first, second]}, plan))
+    groups = list(verified_together({"lane": [drafted], None: [first, second]}))
 
     assert groups == [{"lane": [drafted], None: [first]}, {None: [second]}]
     running = [drafted, first, second, other := request("other", 1)]
-    assert [waiting_for(group, running, plan) for group in groups] == [[], [other]]
+    assert [waiting_for(group, running) for group in groups] == [[], [other]]

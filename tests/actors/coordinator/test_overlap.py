@@ -23,7 +23,7 @@ from actors.hosts.workers import DrafterWorker, VerifierWorker
 from cluster.built_in_models import TARGET, model_path
 from engine.sampling.params import SamplingParams
 from policies.cost import LinearCost
-from policies.microbatch import MicroBatchParams, Mode
+from policies.microbatch import MicroBatchParams
 from policies.request import LaneView
 from policies.scheduling.baselines import fcfs
 from policies.selection.baselines import Fixed as OneDrafter
@@ -31,7 +31,8 @@ from policies.speculation.baselines import Fixed
 
 KV_TOKENS = 2048
 SLOW_S = 0.01
-"""Of each request in a draft call or a forward, asleep: two threads need no processor for it."""
+"""How long each request in a draft call or a forward takes, asleep: two threads need no processor
+for it."""
 LENGTH = 4
 PROMPTS = [[5, 6, 7]] * 4
 """Equal, so that all requests end in the same round."""
@@ -53,21 +54,12 @@ class Served:
 
     @property
     def overlap(self) -> float:
-        """Of the time in which the verifier worked, the share in which the drafter did as well;
-        later than the passes after which lanes are known and the batch is cut again."""
+        """The share of the verifier's time in which the drafter worked as well,
+        after the passes after which lanes are known and the batch is cut again."""
         verifying = self.verifying[len(self.verifying) // 2 :]
         pairs = product(self.drafting, verifying)
         both_s = sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in pairs)
         return both_s / sum(end - begin for begin, end in verifying)
-
-    @property
-    def started_between(self) -> int:
-        """The draft calls that began in the middle of a verification, not beside its start."""
-        margin_s = SLOW_S / 4
-        return sum(
-            any(begin + margin_s < start < end - margin_s for begin, end in self.verifying)
-            for start, _ in self.drafting
-        )
 
 
 def serve(
@@ -132,35 +124,22 @@ def serve(
     return served
 
 
-@pytest.mark.parametrize("mode", ["barrier", "asynchronous"])
 def test_a_lane_drafts_for_one_micro_batch_while_the_other_is_verified(
-    mode: Mode, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With halves, both stages begin in the same pass."""
-    halves = serve(MicroBatchParams(mode), monkeypatch)
-    whole = serve(MicroBatchParams(mode, max_parts=1), monkeypatch)
+    halves = serve(MicroBatchParams(), monkeypatch)
+    whole = serve(MicroBatchParams(max_parts=1), monkeypatch)
     assert halves.streams == whole.streams
     # 0.74 to 0.81 on idle cores, 0.4 beside twenty other processes, 0 without a pipeline.
     assert halves.overlap > 0.15
     assert whole.overlap < 0.05
 
 
-def test_a_lane_that_is_done_drafts_for_the_next_micro_batch_though_the_verifier_works(
+def test_a_batch_stays_whole_where_splitting_is_not_predicted_to_gain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Several are drafted in a fraction of one verification, so all but the first begin in the
-    middle of it. With a barrier, batches come from the verifier one by one, and both stages begin
-    together. Forbid to start drafting while the verifier works, and this fails."""
-    pipeline = MicroBatchParams("asynchronous", parts=4)
-    quarters = serve(pipeline, monkeypatch, fixed_s=0.06, draft_fixed_s=0.005)
-    assert quarters.started_between > len(quarters.drafting) / 10
-
-
-@pytest.mark.parametrize("mode", ["barrier", "asynchronous"])
-def test_a_batch_stays_whole_where_splitting_is_not_predicted_to_gain(
-    mode: Mode, monkeypatch: pytest.MonkeyPatch
-) -> None:
     """A forward takes as long for one request as for all, and much longer than drafting."""
-    served = serve(MicroBatchParams(mode), monkeypatch, fixed_s=0.1)
+    served = serve(MicroBatchParams(), monkeypatch, fixed_s=0.1)
     assert served.overlap < 0.05
     assert served.verified.count(len(PROMPTS)) >= 0.9 * len(served.verified)

@@ -6,7 +6,6 @@ not at all, are preempted and swapped; hosts are lost; policies are replaced.
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any, Literal
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -81,7 +80,7 @@ class Reader:
 class Scenarios(RuleBasedStateMachine):
     @initialize(
         max_batch=st.integers(1, 4),
-        mode=st.sampled_from(["barrier", "asynchronous", "faster"]),
+        parts=st.sampled_from([None, 1, 2]),
         lane_dies=times,
         verifier_dies=times,
         swaps=st.booleans(),
@@ -89,7 +88,7 @@ class Scenarios(RuleBasedStateMachine):
     def start(
         self,
         max_batch: int,
-        mode: Any,
+        parts: int | None,
         lane_dies: list[float],
         verifier_dies: list[float],
         swaps: bool,
@@ -137,7 +136,7 @@ class Scenarios(RuleBasedStateMachine):
             most_tokens=24,
         )
         self.estimates = Estimates(costs, [lane.view for lane in self.lanes])
-        self.loop.run_until_complete(self._start(MicroBatchParams(mode)))
+        self.loop.run_until_complete(self._start(MicroBatchParams(parts=parts)))
 
     async def _start(self, pipeline: MicroBatchParams) -> None:
         policies = self._policies("default", "hedge", "planner")
@@ -227,18 +226,18 @@ class Scenarios(RuleBasedStateMachine):
         schedule=st.sampled_from(sorted(SCHEDULES)),
         selection=st.sampled_from(sorted(SELECTIONS)),
         speculation=st.sampled_from(sorted(SPECULATIONS)),
-        mode=st.sampled_from(["asynchronous", "barrier"]),
+        parts=st.sampled_from([None, 1, 2]),
     )
     def change_policies(
         self,
         schedule: str,
         selection: str,
         speculation: str,
-        mode: Literal["asynchronous", "barrier"],
+        parts: int | None,
     ) -> None:
         async def change() -> None:
             policies = self._policies(schedule, selection, speculation)
-            self.coordinator.use(policies, MicroBatchParams(mode))
+            self.coordinator.use(policies, MicroBatchParams(parts=parts))
 
         self.loop.run_until_complete(change())
 

@@ -5,8 +5,7 @@ from itertools import chain
 
 import numpy as np
 
-from actors.coordinator.round_draft import MergedTree, RoundDraft
-from actors.coordinator.round_trace import MOST_NODES, round_trace
+from actors.coordinator.round_draft import MOST_NODES, MergedTree, RoundDraft, round_trace
 from benchmarks.simulator.clock import run
 from engine.protocol import Commit, RoundTrace
 from policies.flat_trees import flatten
@@ -28,7 +27,7 @@ async def commits_of(service: Service, number: int, traced: bool) -> list[Commit
 
 
 def path_tokens(trace: RoundTrace) -> list[int]:
-    """Of the accepted nodes, each of which must be the child of the one before."""
+    """The tokens of the accepted nodes, each of which must be the child of the one before."""
     path = trace["nodes"][: trace["accepted"]]
     assert [node["parent"] for node in path] == [ROOT, *range(len(path))][: len(path)]
     return [node["token"] for node in path]
@@ -75,8 +74,8 @@ def test_without_speculation_all_tokens_are_the_targets() -> None:
 
 
 def test_a_trace_is_bounded_and_keeps_the_accepted_path() -> None:
-    """Of a bush of 300 nodes behind which a chain is accepted, whose last node is cut off by the
-    end of the output."""
+    """A bush of 300 nodes, after which a chain is accepted whose last node is cut off by the end
+    of the output."""
     bush = [ROOT] * 300
     tree = DraftTree.build(range(303), [*bush, 7, 300, 301], [0.003] * 300 + [0.5] * 3)
     accepted = [7, 300, 301, 302]

@@ -43,8 +43,8 @@ from tests.identity import Identity
 from tests.pairwise import Case, covering, one_at_a_time
 
 PIPELINES = {
-    "barrier": MicroBatchParams(),
-    "asynchronous": MicroBatchParams(mode="asynchronous"),
+    "searched": MicroBatchParams(),
+    "halves": MicroBatchParams(parts=2),
 }
 FACTORS = {
     "selection": ("hedge", *(name for name in SELECTIONS if name != "hedge")),

@@ -405,30 +405,24 @@ def test_killed_idle_hosts_are_found_by_a_check_and_replaced(
     loop.run(main())
 
 
-def test_a_killed_rank_ends_all_ranks_and_the_standbys_take_their_places(
-    loop: asyncio.Runner,
-    profiles: Path,
-    plain: list[list[int]],
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_killed_rank_ends_all_ranks_and_others_take_their_places(
+    loop: asyncio.Runner, profiles: Path, plain: list[list[int]]
 ) -> None:
-    monkeypatch.setattr("actors.hosts.spawn.STANDBY_AFTER_S", 0.0)
-
     async def main() -> None:
-        target = replace(TARGET_SPEC, tensor_parallel=2, standby=True)
+        target = replace(TARGET_SPEC, tensor_parallel=2)
         served = Served(await quick_fleet(target, [LOOKUP], profiles, Group("ranks")))
         first = processes("ranks", life=0)
-        await until(lambda: len(processes("ranks", life=1)) == 2)
-        standby = processes("ranks", life=1)
         reading = Reading(served, "ranks")
         await reading.midway()
         os.kill(first["verifier/rank1"], signal.SIGKILL)
         assert await reading.whole() == plain
         assert len(served.seen(VerifierUp)) == 1
-        assert processes("ranks", life=1) == standby
+        second = processes("ranks", life=1)
+        assert len(second) == 2
         kv = await served.coordinator.kv_state()
         assert kv.free + kv.cached + kv.used == kv.total
         await served.close()
-        known = [*first.values(), *standby.values()]
+        known = [*first.values(), *second.values()]
         await until(lambda: not processes("ranks") and not any(map(runs, known)))
 
     loop.run(main())

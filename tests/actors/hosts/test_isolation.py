@@ -22,11 +22,9 @@ from actors.hosts.isolation import isolated
 from actors.hosts.protocol import HostLost, VerifierHost
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from cluster.built_in_models import TARGET, model_path
-from engine.committed import EMPTY_HASH
+from engine.drafters.lookup import NgramDrafter, SuffixDrafter
 from engine.drafters.model import ModelDrafter
-from engine.drafters.ngram import NgramDrafter
 from engine.drafters.runner import PackedRunner
-from engine.drafters.suffix import SuffixDrafter
 from engine.drafters.tiny import TinyRunner
 from engine.errors import SpindleError
 from engine.kv.cache import KVCache
@@ -44,6 +42,7 @@ from engine.protocol import (
 )
 from engine.request import ServedRequest
 from engine.sampling.params import SamplingParams
+from engine.soft_state import EMPTY_HASH
 from engine.verifiers.native import NativeVerifier
 from policies.catalogue import fair, make_schedule, make_selection, make_speculation
 from policies.tree import DraftTree

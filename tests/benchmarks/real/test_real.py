@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.real.__main__ import main, real_requests
 from benchmarks.real.contenders import Transformers, servers, spindle_args
+from benchmarks.real.contest import Contender, MakeServer, heats
 from benchmarks.real.options import options_of
 from benchmarks.real.prompts import CATEGORIES, real_prompts
 from benchmarks.real.results import real_records
-from benchmarks.serving.contenders import PeerRequest, TurnResult
-from benchmarks.serving.contest import Contender, MakeServer, heats
+from benchmarks.real.spindle import PeerRequest, TurnResult
 from cluster.built_in_models import TARGET, model_path
 from lab.zoo.head_model import TrainedHead
 
@@ -156,7 +156,7 @@ def contender(name: str, make: MakeServer) -> Contender:
 def test_contenders_serve_the_prompts_in_turns(
     data: Path, head: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("benchmarks.serving.contest.Contender", contender)
+    monkeypatch.setattr("benchmarks.real.contest.Contender", contender)
     checkpoint = model_path(TARGET)
     options = options_of(None, ["--data", str(data), "--max-tokens", str(MAX_TOKENS)])
     made = servers(MODEL, checkpoint, head, head, "float32")

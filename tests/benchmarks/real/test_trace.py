@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.real.contenders import PLAIN
+from benchmarks.real.contest import Contender, PairedTurn
+from benchmarks.real.spindle import PeerRequest, TurnResult, serve_timed
 from benchmarks.real.trace import arriving, latency_records, trace_turns, windows_of
-from benchmarks.serving.contenders import PeerRequest, TurnResult, serve_timed
-from benchmarks.serving.contest import Contender, PairedTurn
-from benchmarks.serving.peers import PLAIN
 from benchmarks.simulator.workload import Arrival
-from tests.benchmarks.serving.scripted_server import MAX_TOKENS, ScriptedServer, scripted_requests
+from tests.benchmarks.real.scripted_server import MAX_TOKENS, ScriptedServer, scripted_requests
 
 GAPS_S = (1.0, 7.0, 2.0, 10.0)
 

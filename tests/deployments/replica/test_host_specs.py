@@ -8,34 +8,17 @@ from actors.hosts.direct import make_lookup
 from cluster.config import AppConfig
 from cluster.placement import plan
 from deployments.replica.host_specs import drafter_specs, limits_of, target_spec
-from engine.drafters.suffix import SuffixDrafter
+from engine.drafters.lookup import SuffixDrafter
 from tests.cluster.test_config import write_zoo_head
 from tests.engine.drafters.orders import Stream
 
 
-def test_ranks_limits_and_standbys_arrive_as_the_config_says() -> None:
-    config = AppConfig.model_validate(
-        {
-            "target": {"standby": True, "tensor_parallel": 2},
-            "limits": {
-                "slow_drafter_s": 0.2,
-                "suspect_host_s": 1.5,
-                "probe_after_s": 9,
-                "recovery_s": 90,
-                "compile_s": 2.5,
-                "catch_up_share": 0.25,
-            },
-        }
-    )
-    target = target_spec(config, plan(config))
-    assert target.standby
-    assert target.tensor_parallel == 2
-    assert limits_of(config).slow_drafter_s == 0.2
-    assert limits_of(config).suspect_host_s == 1.5
-    assert limits_of(config).probe_after_s == 9
-    assert limits_of(config).recovery_s == 90
-    assert limits_of(config).compile_s == 2.5
-    assert limits_of(config).catch_up_share == 0.25
+def test_limits_arrive_as_the_config_says() -> None:
+    limits = {"slow_drafter_s": 0.2, "suspect_host_s": 1.5, "probe_after_s": 9}
+    config = AppConfig.model_validate({"limits": limits})
+    arrived = limits_of(config)
+    assert arrived.kv_tokens == config.target.kv_tokens
+    assert arrived.model_dump() | config.limits.model_dump() == arrived.model_dump()
 
 
 def test_the_suffix_drafter_keeps_as_many_tokens_as_configured() -> None:
@@ -54,22 +37,13 @@ def test_the_suffix_drafter_keeps_as_many_tokens_as_configured() -> None:
     assert known == [200, 300]
 
 
-def test_an_early_exit_reads_the_checkpoint_of_the_target() -> None:
+def test_heads_are_given_the_target_whose_weights_they_may_take(tmp_path: Path) -> None:
     target = {"model": "zoo/target"}
-    one = {"name": "exit", "kind": "early_exit", "layers": 2}
-    config = AppConfig.model_validate({"target": target, "drafters": [one]})
-    (spec,) = drafter_specs(config, plan(config))
-    assert spec.checkpoint == target_spec(config, plan(config)).checkpoint
-    assert spec.options == {"layers": 2}
-
-
-def test_models_and_heads_are_given_the_target_whose_weights_they_may_take() -> None:
-    target = {"model": "zoo/target"}
-    drafters = [{"name": "a", "model": "zoo/tiny"}, {"name": "b", "kind": "ngram"}]
+    drafters = [write_zoo_head(tmp_path / "head"), {"name": "a", "model": "zoo/tiny"}]
     config = AppConfig.model_validate({"target": target, "drafters": drafters})
-    model, lookup = drafter_specs(config, plan(config))
-    assert model.target == target_spec(config, plan(config)).checkpoint
-    assert lookup.target is None
+    head, model = drafter_specs(config, plan(config))
+    assert head.target == target_spec(config, plan(config)).checkpoint
+    assert model.target is None
 
 
 def test_only_heads_keep_as_many_tokens_as_the_target_by_default(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`policies.lengths.predictor`, from the config to the predictions of a replica's service."""
+"""`policies.lengths`, from the config to the predictions of a replica's service."""
 
 import asyncio
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors.coordinator.events import Arrived, Event, Left
+from actors.coordinator.events import Arrived, Event
 from actors.hosts.fleet import start_fleet
 from cluster.config import AppConfig
 from cluster.placement import plan
@@ -19,17 +19,16 @@ PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
 
 @pytest.mark.parametrize(
-    ("schedule", "lengths", "learned", "asked"),
+    ("schedule", "lengths", "learned"),
     [
-        ("lp_sjf", {}, True, False),
-        ("lp_sjf", {"predictor": "target", "timeout_s": 0.01}, False, True),
-        ("lp_sjf", {"enabled": False}, False, False),
-        ("default", {"enabled": True}, True, False),
-        ("default", {}, False, False),
+        ("lp_sjf", {}, True),
+        ("lp_sjf", {"enabled": False}, False),
+        ("default", {"enabled": True}, True),
+        ("default", {}, False),
     ],
 )
-def test_the_chosen_predictor_predicts_and_no_other(
-    schedule: str, lengths: dict[str, Any], learned: bool, asked: bool, tmp_path: Path
+def test_lengths_are_predicted_where_they_are_used(
+    schedule: str, lengths: dict[str, Any], learned: bool, tmp_path: Path
 ) -> None:
     config = AppConfig.model_validate(
         {
@@ -38,7 +37,7 @@ def test_the_chosen_predictor_predicts_and_no_other(
         }
     )
 
-    async def main() -> tuple[RequestView, bool]:
+    async def main() -> RequestView:
         fleet = await start_fleet(target_spec(config, plan(config)), [], tmp_path, measure_s=0.1)
         service = Service(config, fleet)
         events: list[Event] = []
@@ -49,12 +48,7 @@ def test_the_chosen_predictor_predicts_and_no_other(
             await asyncio.sleep(0.05)
         await service.coordinator.close()
         await fleet.close()
-        views = [event.view for event in events if isinstance(event, Arrived)]
-        return views[-1], any(isinstance(one, Left) and one.internal for one in events)
+        return [event.view for event in events if isinstance(event, Arrived)][-1]
 
-    last, prompted = asyncio.run(main())
-    if learned:
-        assert last.predicted_len == 6
-    elif not asked:
-        assert last.predicted_len is None
-    assert prompted == asked
+    last = asyncio.run(main())
+    assert last.predicted_len == (6 if learned else None)

@@ -20,9 +20,7 @@ def test_user_config_switches_policies_while_a_request_runs() -> None:
     # Ordered by lengths that the target itself is asked for.
     deploy(REPLICA_ARGS, {"schedule": {"name": "laps_sd"}, "speculation": {"name": "fixed"}})
     assert tokens(read("laps")) == expected_ids(1.0, SEED, 40)
-    deploy(
-        REPLICA_ARGS, {"schedule": {"name": "self_ranked"}, "pipeline": {"mode": "asynchronous"}}
-    )
+    deploy(REPLICA_ARGS, {"schedule": {"name": "self_ranked"}, "pipeline": {"parts": 2}})
     assert tokens(read("ranked")) == expected_ids(1.0, SEED, 40)
 
 

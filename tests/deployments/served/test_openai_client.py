@@ -17,8 +17,7 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 from openai.types.responses import Response
 
-from engine.sampling.params import SamplingParams
-from engine.sampling.seeds import choice_seed
+from engine.sampling.params import SamplingParams, choice_seed
 from tests import reference
 from tests.deployments.served.application import ADMITTED, KEYS
 from tests.deployments.serving import (

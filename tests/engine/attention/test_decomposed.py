@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine.attention.decomposed import least_padded_length
+from engine.attention.layouts import least_padded_length
 
 
 def padding(lengths: list[int], length: int) -> tuple[int, int]:

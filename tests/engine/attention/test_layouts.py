@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from engine.attention.context import AttentionBatch, Layout, Scoring
-from engine.attention.decomposed import decomposed
 from engine.attention.flex import FusedPlan
+from engine.attention.layouts import decomposed, padded
 from engine.attention.packed import MOST_WALKED_LINES, PackedPlan
-from engine.attention.pieces import padded
-from engine.attention.static import StaticPlan
+from engine.step_graphs import StaticPlan
 from tests.engine.attention.batches import random_batch, random_tensors, reference
 
 

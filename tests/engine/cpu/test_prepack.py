@@ -106,7 +106,7 @@ def test_what_cannot_be_packed_stays_as_it_is(layer: nn.Module) -> None:
 
 
 def forward_all(model: PackedModel) -> Tensor:
-    """The logits behind each prompt, from one forward over all of them."""
+    """The logits after each prompt, from one forward over all of them."""
     segments = [
         Segment(
             str(number),
@@ -126,7 +126,7 @@ def forward_all(model: PackedModel) -> Tensor:
 
 
 def stock_all(model: PreTrainedModel) -> Tensor:
-    """What the untouched model says behind each prompt."""
+    """What the untouched model says after each prompt."""
     model.set_attn_implementation("eager")
     return torch.stack([model(torch.tensor([p])).logits[0, -1].float() for p in PROMPTS])
 

@@ -106,7 +106,7 @@ def plain_logits(
     tokens: Sequence[int],
     features: NDArray[np.float32],
 ) -> NDArray[np.float64]:
-    """The scores over the target's vocabulary of the token behind `tokens`, of which those behind
+    """The scores over the target's vocabulary of the token after `tokens`, of which those after
     `features` were drafted: position by position, everything recomputed, in fp64."""
     double = {name: weight.double() for name, weight in weights.items()}
 
@@ -162,7 +162,7 @@ def speculators_logits(
     drafted: Sequence[int],
     features: NDArray[np.float32],
 ) -> list[NDArray[np.float32]]:
-    """What the package speculators' own model says behind the committed tokens, and behind each of
+    """What the package speculators' own model says after the committed tokens, and after each of
     the drafted ones but the last: scores over the reduced vocabulary."""
     from speculators.models.eagle3.config import Eagle3SpeculatorConfig
     from speculators.models.eagle3.core import Eagle3DraftModel
@@ -189,7 +189,7 @@ def speculators_logits(
         lambda _module, _inputs, output: scores.append(output[0, last].numpy())
     )
     # Each of its steps reads the next of the given tokens in place of its own choice, at every
-    # position; positions behind the last committed one only bring those tokens.
+    # position; positions after the last committed one only bring those tokens.
     tokens = torch.tensor([[*committed[1:], *drafted]])
     padded = torch.zeros(1, tokens.shape[1], features.shape[1])
     padded[0, : len(features)] = torch.from_numpy(features)

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from engine.committed import CommittedTokens
 from engine.protocol import Draft, Drafter, DraftOrder, Prefix, Start
 from engine.sampling.params import SamplingParams
 from engine.scopes import SHARED, Scope
+from engine.soft_state import CommittedTokens
 from policies.tree import DraftTree
 
 

@@ -112,7 +112,7 @@ def beam_search(stream: FedStream, depth: int, width: int, settings: dict[str, A
 def test_logits_equal_the_plain_computation_and_the_package_speculators(
     tmp_path: Path, norm_before_residual: bool, biased: bool
 ) -> None:
-    """Of a chain; a tree's rows are compared by its confidences."""
+    """For a chain; a tree's rows are compared by its confidences."""
     settings = config(norm_before_residual=norm_before_residual)
     settings["transformer_layer_config"]["attention_bias"] = biased
     weights = random_weights() | (attention_biases() if biased else {})

@@ -38,9 +38,7 @@ def test_a_drafter_that_was_measured_before_is_not_measured_again(
 
 
 def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(
-        ValueError, match="'bigram'; choose one of model, early_exit, eagle3, ngram, suffix"
-    ):
+    with pytest.raises(ValueError, match="'bigram'; choose one of model, eagle3, ngram, suffix"):
         drafter_kind("bigram")
 
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.drafters.lookup import NgramDrafter, SuffixDrafter
 from engine.drafters.lookup_confidence import (
     NO_EVIDENCE,
     OWN,
@@ -15,8 +16,6 @@ from engine.drafters.lookup_confidence import (
     initial_weights,
     update_weights,
 )
-from engine.drafters.ngram import NgramDrafter
-from engine.drafters.suffix import SuffixDrafter
 from policies.tree import DraftTree
 from tests.engine.drafters.orders import Stream
 
@@ -28,7 +27,7 @@ WEIGHT, UPDATES = 0, 1
 def propose_and_commit(
     calibration: LookupCalibration, tree: DraftTree, kinds: list[int], following: list[int]
 ) -> None:
-    """A tree behind two tokens, on evidence of the own text alone, then what was committed."""
+    """A tree after two tokens, on evidence of the own text alone, then what was committed."""
     evidence = np.array([(kind, NO_EVIDENCE) for kind in kinds], np.int16)
     calibration.record("a", 2, tree, evidence)
     calibration.update("a", [1, 2, *following], unchanged=2)

@@ -261,7 +261,7 @@ def test_rows_of_an_accepted_branch_are_not_computed_again(runner: RecordingRunn
 
 
 def test_rows_of_a_draft_below_rewritten_tokens_are_not_reused(runner_of: MakeRunner) -> None:
-    """The same tokens behind another history have other KV rows."""
+    """The same tokens after another history have other KV rows."""
     drafter = drafter_on(runner_of())
     stream = Stream("a", PROMPT, GREEDY)
     drafted = stream.draft(drafter, depth=4).tokens.tolist()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.drafters.ngram import NgramDrafter
+from engine.drafters.lookup import NgramDrafter
 from engine.protocol import Draft, DraftStep, Missing
 from tests.engine.drafters.orders import Stream, token_paths
 

@@ -1,7 +1,7 @@
 """Past outputs stay within their scope and their bound, whoever floods them."""
 
+from engine.drafters.lookup import SuffixDrafter
 from engine.drafters.past_outputs import SCOPE_TOKENS, PastOutputs
-from engine.drafters.suffix import SuffixDrafter
 from engine.drafters.text_index import NONE, TOKENS
 from engine.scopes import IDLE_S, SHARED, Scope
 from tests.engine.drafters.orders import Stream

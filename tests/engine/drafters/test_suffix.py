@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.drafters.suffix import SuffixDrafter
+from engine.drafters.lookup import SuffixDrafter
 from engine.protocol import Missing
 from tests.engine.drafters.orders import Stream, token_paths
 

@@ -10,9 +10,9 @@ import pytest
 
 from engine.errors import InvalidRequest
 from engine.grammar.compiler import Grammars
-from engine.grammar.spec import OutputGrammar
+from engine.grammar.spec import MAX_BYTES, OutputGrammar
 
-REFUSED = OutputGrammar("json_schema", "{", "response_format")
+REFUSED = OutputGrammar("json_schema", " " * (MAX_BYTES + 1), "response_format")
 
 
 class Prompt:

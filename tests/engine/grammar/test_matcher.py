@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from engine.committed import CommittedTokens
 from engine.grammar import matcher as matcher_module
 from engine.grammar.compiler import Grammars
 from engine.grammar.gate import GrammarGate, Ready
@@ -18,7 +17,7 @@ from engine.protocol import Failed, Prefix, Start, Verdict, VerifyOrder
 from engine.sampling.cpu_kernels import allow_only
 from engine.sampling.params import SamplingParams
 from engine.sampling.torch_kernels import allow_only_torch
-from engine.soft_state import HeldRequest
+from engine.soft_state import CommittedTokens, HeldRequest
 from policies.tree import DraftTree
 from tests.engine.grammar.oracle import VOCAB, allowed_by, grammars
 from tests.engine.grammar.random_outputs import STOP, random_output, tokens_of
@@ -190,7 +189,7 @@ def test_special_tokens_of_drafts_are_refused_in_silence(
 def test_an_output_that_takes_ever_longer_to_follow_ends_its_request_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where a trial of its grammar has not found it: behind a long beginning, say."""
+    """Where a trial of its grammar has not found it: after a long beginning, say."""
     monkeypatch.setattr(matcher_module, "MOST_S", 0.05)
     monkeypatch.setattr(matcher_module, "MOST_PER_TOKEN_S", 1e-4)
     ambiguous = OutputGrammar("grammar", 'root ::= root root | "a" | "b"')

@@ -9,8 +9,8 @@ import pytest
 
 from cluster.built_in_models import TARGET, model_path
 from engine.errors import InvalidRequest
+from engine.grammar.compile_call import followable
 from engine.grammar.compiler import Grammars
-from engine.grammar.json_rewrite import followable
 from engine.grammar.spec import MAX_BYTES, OutputGrammar
 from engine.tokenizer import load_tokenizer
 from tests.engine.grammar.corpus import CORPUS

@@ -51,7 +51,7 @@ HURTING: dict[str, OutputGrammar] = {
 
 @pytest.fixture(scope="module")
 def trial() -> Iterator[Trial]:
-    """Of so little time that even the small vocabulary of these tests is enough to hurt."""
+    """With so little time that even the small vocabulary of these tests is enough to hurt."""
     trial = Trial(token_texts(model_path(TARGET), VOCAB), 0.05)
     yield trial
     trial.close()

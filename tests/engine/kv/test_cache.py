@@ -308,7 +308,7 @@ def test_prompts_share_the_full_blocks_of_a_common_prefix() -> None:
     assert cache.slots("same")[:8].tolist() == cache.slots("first")[:8].tolist()
     assert fill(cache, "differs late", [*first[:7], 50, 8]) == 4
     assert fill(cache, "differs at once", [50, *first[1:]]) == 0
-    assert fill(cache, "shifted", first[4:]) == 0, "a block was shared behind another prefix"
+    assert fill(cache, "shifted", first[4:]) == 0, "a block was shared after another prefix"
     for request, prompt in (("same", first), ("differs late", [*first[:7], 50, 8])):
         assert_holds(cache, request, row_values(prompt))
     # Each request uses new blocks only for what it does not share with earlier ones.

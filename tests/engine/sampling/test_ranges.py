@@ -17,7 +17,7 @@ from cluster.built_in_models import TARGET, model_path
 from deployments.ingress.errors import ApiError
 from deployments.ingress.requests.completions import CompletionRequest
 from deployments.ingress.requests.stream_requests import sampling_params
-from engine.drafters.ngram import NgramDrafter
+from engine.drafters.lookup import NgramDrafter
 from engine.errors import InvalidRequest
 from engine.generate import Rejected, generate
 from engine.model import PackedModel

@@ -1,6 +1,6 @@
 import pytest
 
-from engine.sampling.seeds import choice_seed, splitmix64
+from engine.sampling.params import choice_seed, splitmix64
 
 
 # Outputs of the reference implementation (Vigna, prng.di.unimi.it/splitmix64.c).

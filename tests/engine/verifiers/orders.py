@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from engine.committed import CommittedTokens
 from engine.protocol import Prefix, Start, Verdict, Verifier, VerifyOrder
 from engine.sampling.params import SamplingParams
 from engine.scopes import SHARED, Scope
+from engine.soft_state import CommittedTokens
 from policies.tree import DraftTree
 
 SEED = 7

@@ -121,7 +121,7 @@ def test_a_chunked_prompt_is_pending_until_its_last_chunk(ample: Host) -> None:
 def test_what_a_grammar_forces_needs_no_draft_and_changes_nothing(
     ample: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind the first sign everything is forced, the stop token included."""
+    """After the first sign everything is forced, the stop token included."""
     grammar = OutputGrammar("choice", '["xqj", "wqj"]')
     params = SamplingParams(temperature=0, max_tokens=8, stop_token_ids=(END,), grammar=grammar)
     prompt = questions(False)[0]

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cluster.built_in_models import TARGET, model_path
-from engine.errors import RankLost
+from engine.errors import InvalidEngineArgs, RankLost, UnsupportedVLLM
 from engine.protocol import Verdict
 from engine.sampling.params import SamplingParams
-from engine.verifiers.vllm.errors import InvalidEngineArgs, UnsupportedVLLM
 from engine.verifiers.vllm.loading import TYPICAL_DRAFT, VllmSpec, engine_config, load_vllm
 from policies.tree import ROOT, DraftTree
 from tests import reference

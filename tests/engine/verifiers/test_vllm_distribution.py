@@ -10,9 +10,9 @@ from scipy.stats import chi2_contingency
 from transformers import AutoTokenizer
 
 from cluster.built_in_models import TARGET, model_path
-from engine.committed import CommittedTokens
 from engine.protocol import Prefix, Start, Verdict, VerifyOrder
 from engine.sampling.params import SamplingParams
+from engine.soft_state import CommittedTokens
 from policies.tree import DraftTree
 from tests.engine.verifiers.backends import AMPLE, vllm
 
@@ -20,7 +20,7 @@ PARAMS = SamplingParams(temperature=0.9, top_k=40, top_p=0.95)
 DRAWS = 1200
 BATCH = 60
 Pair = tuple[int, ...]
-"""Two tokens behind the prompt."""
+"""Two tokens after the prompt."""
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cluster.built_in_models import TARGET, model_path
-from engine.drafters.ngram import NgramDrafter
+from engine.drafters.lookup import NgramDrafter
 from engine.errors import RankLost
 from engine.generate import generate
 from engine.protocol import Commit

@@ -128,14 +128,6 @@ def test_what_counts_as_reproduced(
     assert row.reproduced(outside) is False
 
 
-def test_changed_settings_are_validated_like_those_of_the_file(tmp_path: Path) -> None:
-    small(tmp_path)
-    slow = load("small", tmp_path, {"machines.one.slower": 2.0})
-    assert slow.machines["one"].slower == 2.0
-    with pytest.raises(BadSettings, match="slower"):
-        load("small", tmp_path, {"machines.one.slower": -1.0})
-
-
 def test_a_row_without_number_or_direction_is_not_specified(tmp_path: Path) -> None:
     row = rows("small", small(tmp_path, "printed: 0.64, direction: below, ", ""))[0]
     assert row.accepted is None

@@ -10,11 +10,10 @@ from benchmarks.simulator.run import Cluster, DrafterSpec, simulate
 from benchmarks.simulator.run_report import Report
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Lengths, draw
-from lab.studies.oracle import Clairvoyant, Foresight, true_goodput
+from lab.studies.oracle import Foresight, true_goodput
 from lab.studies.selection_oracle import OracleSelection
 from policies.catalogue import Calibrations, make_schedule, make_selection, make_speculation
 from policies.cost import LinearCost, RooflineCost
-from policies.microbatch import MicroBatchParams
 from policies.protocols import Selection, Speculation
 
 DRAFT = LinearCost(0.0, 1e-6, 0.002)
@@ -33,37 +32,18 @@ CLUSTER = Cluster(
 )
 ARRIVALS = draw([0.0] * 100, 0, Lengths(64, 0.5, 80, 0.5, 256), ("code", "prose"))
 LIMITS = Limits(max_batch=8, max_waiting=100, kv_tokens=100_000)
-FASTER, BARRIER = MicroBatchParams("faster"), MicroBatchParams("barrier")
 
 
-def served(
-    selection: Selection, speculation: Speculation, pipeline: MicroBatchParams = BARRIER
-) -> Report:
+def served(selection: Selection, speculation: Speculation) -> Report:
     def make(_calibrations: Calibrations) -> Policies:
         return Policies(make_schedule("fcfs"), selection, speculation)
 
-    return simulate(ARRIVALS, CLUSTER, make, LIMITS, clients=8, seed=5, pipeline=pipeline)
+    return simulate(ARRIVALS, CLUSTER, make, LIMITS, clients=8, seed=5)
 
 
 @pytest.fixture
 def foresight() -> Foresight:
     return Foresight(ARRIVALS, CLUSTER, seed=5)
-
-
-def test_the_clairvoyant_never_verifies_a_wrong_token(foresight: Foresight) -> None:
-    report = served(make_selection("fixed"), Clairvoyant(foresight, CLUSTER))
-    assert report.acceptance == 1.0
-    assert report.tally.drafted > 2000
-
-
-def test_the_clairvoyant_beats_every_fixed_draft_length(foresight: Foresight) -> None:
-    """Not under every pipeline, for it looks at one round alone (lab/docs/simulator.md)."""
-    clairvoyant = served(
-        make_selection("fixed"), Clairvoyant(foresight, CLUSTER), FASTER
-    ).throughput
-    for length in (1, 2, 4):
-        fixed = make_speculation("fixed", {"length": length})
-        assert served(make_selection("fixed"), fixed, FASTER).throughput < clairvoyant
 
 
 def test_true_goodput_is_higher_for_the_better_drafter_of_each_domain(foresight: Foresight) -> None:

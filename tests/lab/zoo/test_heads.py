@@ -180,8 +180,8 @@ def test_tokens_outside_the_vocabulary_teach_nothing(target: LlamaForCausalLM) -
 def test_acceptance_is_counted_as_a_greedy_chain_would_be() -> None:
     text = Conversation((0, 1, 2, 3, 4, 5, 6, 7), 2, True)
     chosen = np.full((8, DEPTH), -1)
-    chosen[1] = [3, 4, -1, 6]  # behind token 2: two accepted, then wrong
-    chosen[4] = [6, 7, 8, 9]  # behind token 5: two, then the text ends
+    chosen[1] = [3, 4, -1, 6]  # after token 2: two accepted, then wrong
+    chosen[4] = [6, 7, 8, 9]  # after token 5: two, then the text ends
     accepted = accepted_tokens(text, chosen)
     assert accepted.tolist() == [2, 0, 0, 2, 0]
     assert walk(accepted) == (5, 2)

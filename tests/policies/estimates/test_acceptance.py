@@ -123,7 +123,7 @@ def drafted(plan: DraftPlan, lane: str, token: int, confidence: float) -> tuple[
 
 
 def costly_share(token: int, confidence: float, rounds: int = 400) -> float:
-    """The share of the time that goes into drafts of the costly lane, behind a first hundred
+    """The share of the time that goes into drafts of the costly lane, after a first hundred
     rounds. The target says 1 four times in five, as lookup proposes, else 2."""
     planner, context = Planner(PlannerParams(max_width=1)), round_context()
     request, rng = view("r", max_tokens=10**6), np.random.default_rng(0)
@@ -236,7 +236,7 @@ def test_a_forgotten_request_leaves_no_evidence_of_its_own() -> None:
 
 
 def exported(confidence: float) -> Statistics:
-    """Of a replica whose costly lane is accepted so often."""
+    """The estimates of a replica whose costly lane is accepted so often."""
     return taught(("ssm", DraftTree.chain([1, 2], [confidence] * 2))).export()
 
 

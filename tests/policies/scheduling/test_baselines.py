@@ -1,10 +1,9 @@
-"""The orders of FCFS, LP-SJF, LAS and EDF."""
+"""The orders of FCFS, LP-SJF and LAS."""
 
 import pytest
 
-from policies.request import RequestView, RoundOutcome, Slo
-from policies.scheduling.baselines import EdfParams, Las, LasParams, edf, fcfs, lp_sjf
-from policies.scheduling.expected_length import expected_len
+from policies.request import RequestView, RoundOutcome, expected_len
+from policies.scheduling.baselines import Las, LasParams, fcfs, lp_sjf
 from tests.policies.scheduling.server import Job, serve
 
 
@@ -68,28 +67,3 @@ def test_las_drops_the_state_of_a_forgotten_request() -> None:
     schedule.arrive(view("b", 19.0), 20.0)
     schedule.observe([RoundOutcome("b", None, 0, 0, 0, 1, seconds=1.0)], 21.0)
     assert schedule.pick([view("a", 20.0), view("b", 19.0)], [], 1, 21.0) == ["a"]
-
-
-def test_edf_orders_by_the_next_tokens_deadline() -> None:
-    first = view("first token by 1.5", 1.0, slo=Slo(ttft_s=0.5, tpot_s=9.0))
-    next_token = view(
-        "next token by 1.2", 0.0, slo=Slo(ttft_s=9.0, tpot_s=0.1), first_token_s=1.0, generated=2
-    )
-    nothing = view("promised nothing, so by 10", 0.0)
-    order = edf(EdfParams(patience_s=10.0)).pick([nothing, first, next_token], [], 3, 1.0)
-    assert order == [next_token.name, first.name, nothing.name]
-
-
-def test_edf_runs_a_request_with_an_slo_before_one_without() -> None:
-    jobs = [Job("batch", 0.0, 40), Job("chat", 0.3, 3, slo=Slo(ttft_s=0.2, tpot_s=0.1))]
-    served = serve(edf(), jobs)
-    assert served.first_token_s["chat"] <= 0.3 + 0.2
-    assert list(served.finish_s) == ["chat", "batch"]
-
-
-def test_edf_does_not_swap_equals_in_every_round() -> None:
-    slo = Slo(ttft_s=0.2, tpot_s=0.07)
-    jobs = [Job(name, 0.0, 40, slo=slo) for name in "ab"]
-    rounds = 80
-    assert serve(edf(EdfParams(hold_s=0.0)), jobs).preemptions > rounds / 2
-    assert serve(edf(EdfParams(hold_s=0.5)), jobs).preemptions < rounds / 5

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from policies.protocols import Schedule
 from policies.request import RequestView, RoundOutcome, Slo
-from policies.scheduling.baselines import Las, edf, fcfs, lp_sjf
+from policies.scheduling.baselines import Las, fcfs, lp_sjf
 from policies.scheduling.default import DefaultSchedule
 from policies.scheduling.fairness import FairnessParams, FairSchedule
 from policies.scheduling.laps_sd import LapsSd
@@ -22,7 +22,6 @@ SCHEDULES: dict[str, Callable[[], Schedule]] = {
     "fcfs": fcfs,
     "lp_sjf": lp_sjf,
     "las": Las,
-    "edf": edf,
     "laps_sd": LapsSd,
     "self_ranked": SelfRanked,
     "default": DefaultSchedule,

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from policies.request import RequestView
 from policies.scheduling.fairness import FairnessParams, FairSchedule
-from policies.scheduling.rank_queue import RankBatch, RankQueue
-from policies.scheduling.self_ranked import SelfRanked, SelfRankedParams
+from policies.scheduling.self_ranked import RankBatch, RankQueue, SelfRanked, SelfRankedParams
 from tests.policies.scheduling.server import Job, serve
 
 

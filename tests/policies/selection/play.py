@@ -8,7 +8,7 @@ from policies.protocols import RoundContext, Selection
 from policies.request import LaneView, RequestView, RoundOutcome
 
 Goodput = Callable[[str, str | None], float]
-"""Of a request on a lane; None: plain decoding."""
+"""The goodput of a request on a lane; None: plain decoding."""
 
 
 def round_context(

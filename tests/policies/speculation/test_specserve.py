@@ -184,7 +184,7 @@ def test_a_slow_call_is_not_the_last_one() -> None:
 
 
 def test_deviation_waits_between_two_verdicts_count_against_the_tpot() -> None:
-    """Not only drafting and verification: queueing behind other micro-batches, transport."""
+    """Not only drafting and verification: queueing after other micro-batches, transport."""
     assert plan_length(1, 0.95, tpot_s=15e-3) > plan_length(1, 0.95, tpot_s=15e-3, waiting_s=5e-3)
 
 

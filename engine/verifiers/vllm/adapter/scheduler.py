@@ -29,8 +29,8 @@ class Turn:
     """At most this many committed tokens are computed; while some are left, the draft is
     ignored."""
     allowed: Sequence[NDArray[np.int32] | None] | None = None
-    """For a request with a grammar: the tokens allowed (sampler.Row.allowed) behind its last
-    committed token and behind each token of its draft."""
+    """For a request with a grammar: the tokens allowed (sampler.Row.allowed) after its last
+    committed token and after each token of its draft."""
 
 
 class TurnScheduler(Scheduler):

@@ -12,8 +12,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from engine.errors import SUPPORTED_VLLM, UnsupportedVLLM
 from engine.verifiers.vllm.environment import patch_llvmlite
-from engine.verifiers.vllm.errors import SUPPORTED, UnsupportedVLLM
 
 patch_llvmlite()
 
@@ -30,7 +30,7 @@ def _leave_groups() -> None:
 
 def check(config: VllmConfig) -> None:
     """Raises UnsupportedVLLM if the version or the configuration is not supported."""
-    if not vllm.__version__.startswith(f"{SUPPORTED}."):
+    if not vllm.__version__.startswith(f"{SUPPORTED_VLLM}."):
         raise unsupported("another version")
     require_attributes(Scheduler, "schedule", "_reserve_prefill_lookahead", "_preempt_request")
     require_attributes(Scheduler, "_free_request_blocks")

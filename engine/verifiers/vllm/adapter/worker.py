@@ -26,7 +26,7 @@ from engine.verifiers.vllm.sampling import (
 
 AllowedTokens = Mapping[str, Sequence[NDArray[np.int32] | None]]
 NO_TOKEN = -1
-"""vLLM's placeholder behind a request's last token."""
+"""vLLM's placeholder after a request's last token."""
 NO_LIMIT = 1 << 62
 
 

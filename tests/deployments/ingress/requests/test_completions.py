@@ -19,8 +19,7 @@ from deployments.ingress.tokenizer import Tokens
 from deployments.messages import StreamRequest
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits
-from engine.sampling.params import SamplingParams
-from engine.sampling.seeds import choice_seed
+from engine.sampling.params import SamplingParams, choice_seed
 from tests.deployments.local import make_config
 
 Kind = type[CompletionRequest] | type[ChatRequest]
@@ -160,7 +159,9 @@ def test_a_missing_seed_is_drawn_for_each_prompt() -> None:
     seeds = [one["params"].seed for one in completion(prompt=[[5], [5]])]
     assert len(set(seeds)) == 2, "equal prompts without a seed differ"
     seeds += [one["params"].seed for one in completion(seed=-1, n=3)]
-    assert all(0 <= seed < 2**53 for seed in seeds), "JavaScript's numbers are exact up to there"
+    assert all(seed is not None and 0 <= seed < 2**53 for seed in seeds), (
+        "JavaScript's numbers are exact up to there"
+    )
 
 
 @pytest.mark.parametrize(

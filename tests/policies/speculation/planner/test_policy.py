@@ -138,7 +138,7 @@ def test_needs_come_first_the_greatest_before_the_others() -> None:
 @pytest.mark.parametrize("drafting_s", [0.0, 1e-3])
 def test_no_round_grows_beyond_an_slo(drafting_s: float) -> None:
     """Drafts of others lengthen its wait for the next verdict: AdaServe fills its budget here.
-    It has waited for drafting, too; `now` is behind that."""
+    It has waited for drafting, too; `now` is after that."""
     tight = view("tight", tpot_s=12.2e-3, generated=6, first_token_s=10.0 - 5 * 12.2e-3)
     easy = DraftTree.chain(list(range(8)), [0.95] * 8)
     others = [Candidate(view(f"r{number}"), easy, drafting_s) for number in range(3)]
