@@ -93,7 +93,7 @@ def install() -> None:
 class BoundedConnection(HttpToolsProtocol):
     bounds: ClassVar[Bounds]
     places: ClassVar[Places]
-    """Of the connections of this process."""
+    """How many connections this process has, and each address."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)

@@ -109,7 +109,7 @@ class Logprob(TypedDict):
     top: list[list[int | float]]
     """Pairs of token id and log-probability, most probable first."""
     rank: int
-    """Of a prompt's token: its place among all tokens, from 1 on. Of an output's: 0."""
+    """A prompt's token: its place among all tokens, from 1 on; an output's: 0."""
 
 
 class StreamStatistics(TypedDict):

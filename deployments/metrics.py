@@ -36,7 +36,7 @@ class Metric(NamedTuple):
     text: str
     labels: tuple[str, ...] = ()
     bounds: tuple[float, ...] = ()
-    """Of a histogram's buckets."""
+    """Upper bounds of a histogram's buckets."""
 
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)

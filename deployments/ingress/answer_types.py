@@ -22,9 +22,9 @@ class Usage(TypedDict):
     """As in OpenAI's API."""
 
     prompt_tokens: int
-    """Of all prompts, each counted once."""
+    """Tokens of all prompts, each prompt counted once."""
     completion_tokens: int
-    """Of all choices."""
+    """Tokens of all choices."""
     total_tokens: int
     """Both."""
     prompt_tokens_details: CachedTokens
@@ -86,7 +86,7 @@ class AnswerChoice(AnswerPart):
     stop_reason: str | int | None
     """The stop string or requested stop token that has ended it."""
     token_ids: list[int] = []
-    """Of the output, with `return_token_ids`."""
+    """The output's tokens, with `return_token_ids`."""
     spindle: ChoiceStatistics
     """How it was made."""
 
@@ -99,7 +99,7 @@ class CompletionChoice(AnswerChoice):
     finish_reason: Literal["stop", "length"]
     """Why it ended."""
     prompt_logprobs: list[dict[str, PromptToken] | None] = []
-    """Of each token of the prompt, with `prompt_logprobs`; null for the first."""
+    """One for each token of the prompt, with `prompt_logprobs`; null for the first."""
 
 
 class GeneratedAnswer(AnswerPart):
@@ -112,7 +112,7 @@ class GeneratedAnswer(AnswerPart):
     model: str
     """The served model's name."""
     usage: Usage
-    """Of the whole request."""
+    """Tokens of the whole request."""
 
 
 class CompletionAnswer(GeneratedAnswer):
@@ -128,7 +128,7 @@ class TokenLogprob(AnswerPart):
     logprob: float
     """Under the model's own distribution."""
     bytes: list[int] | None
-    """Of the text; null if they are not known."""
+    """The text's bytes; null if they are not known."""
 
 
 class ListedToken(TokenLogprob):
@@ -138,7 +138,7 @@ class ListedToken(TokenLogprob):
 
 class ChatLogprobs(AnswerPart):
     content: list[ListedToken]
-    """Of each output token."""
+    """One entry for each output token."""
     refusal: None
     """Always null."""
 
@@ -187,7 +187,7 @@ class ChatAnswer(GeneratedAnswer):
     choices: list[ChatChoice]
     """In the order of their index."""
     prompt_logprobs: list[dict[str, PromptToken] | None] = []
-    """Of each token of the prompt, with `prompt_logprobs`; null for the first."""
+    """One for each token of the prompt, with `prompt_logprobs`; null for the first."""
 
 
 class ResponseAnswer(AnswerPart):
@@ -215,7 +215,7 @@ class ResponseAnswer(AnswerPart):
 
 class TokenizeAnswer(AnswerPart):
     count: int
-    """Of the tokens."""
+    """How many tokens there are."""
     max_model_len: int
     """The model's context."""
     tokens: list[int]

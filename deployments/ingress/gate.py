@@ -51,7 +51,7 @@ class Hosts:
 
 
 _MOST_DIGITS = 18
-"""Of a `content-length` that is read as a number."""
+"""The most digits of a `content-length` that are read as a number."""
 _ARRIVING_BODIES = 16
 """Bodies of the largest size that may be arriving from one client at once."""
 

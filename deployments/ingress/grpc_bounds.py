@@ -74,7 +74,7 @@ class GrpcConnections:
 
 
 def peer_of(context: grpc.aio.ServicerContext) -> Peer:
-    """Of `ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000`; no address of another peer."""
+    """Read from `ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000`; other peers have no address."""
     kind, _, rest = unquote(context.peer()).partition(":")
     address, _, port = rest.rpartition(":")
     if kind not in ("ipv4", "ipv6") or not port.isdecimal():

@@ -175,7 +175,7 @@ def _end(answer: Answer) -> tuple[int, str, str]:
 
 
 def _times(answer: Answer) -> tuple[float, float]:
-    """Of a finished answer, seconds until the first token of any choice and the last one of all."""
+    """Seconds until the first token of any choice of a finished answer, and until its last one."""
     return (
         min(choice.first_token_s for choice in answer.choices),
         max(choice.last_token_s for choice in answer.choices),

@@ -21,9 +21,9 @@ from deployments.ingress.tokenizer import Tokens
 from deployments.ingress.turns import Turns
 
 HEADER = "x-spindle-ignored"
-"""Of a response: the fields of its request that have no effect."""
+"""A response's header that names the fields of its request without effect."""
 STRICT_HEADER = "x-spindle-strict"
-"""Of a request: with `1`, fields without effect are refused."""
+"""A request's header: with `1`, fields without effect are refused."""
 
 _LOG = logging.getLogger(__name__)
 _MAX_LOGGED = 256

@@ -44,7 +44,7 @@ class Readiness:
         self._replicas = replicas
         self._heartbeats = heartbeats
         self.drafters_down = 0
-        """Of the replica that has answered last: those that it has lost or still loads."""
+        """How many the replica that answered last has lost or still loads."""
 
     async def check(self) -> TargetLimits:
         """The limits from the first replica that answers; raises ApiError 503 if none does."""

@@ -21,7 +21,7 @@ REPLACEMENT = "\ufffd"
 LONG_TEXT = 65536
 """Texts with more characters take longer than some 50 ms to encode."""
 MAX_CHARACTERS = 2**21
-"""Of a text that is encoded: to make, and to free, the list of a million tokens and more takes a
+"""The longest text that is encoded: to make, and to free, the list of a million tokens takes a
 tenth of a second, while no other thread runs."""
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from deployments.ingress.errors import ApiError
 T = TypeVar("T")
 
 AT_ONCE = 4
-"""Pieces of short work of one client that have a thread or wait for one; its others wait behind."""
+"""Pieces of short work of one client that have a thread or wait for one; its others wait."""
 _THREADS = 8
 MOST_WAITING = 8
 """Calls of one client that wait for the end of a pause."""
@@ -61,7 +61,7 @@ class Pauses:
         self._pause_s = pause_s
         self._waiting: Counter[str] = Counter()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """Of those that do it, wait for it or pause; others are forgotten."""
+        """Those of clients that do it, wait for it or pause; others are forgotten."""
 
     @asynccontextmanager
     async def turn(self, client: str) -> AsyncIterator[None]:

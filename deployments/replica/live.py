@@ -149,7 +149,7 @@ class LiveNumbers:
     ) -> ReplicaNumbers:
         """The numbers of the last `seconds`, of one tenant's requests or of all. `load`: the
         numbers that the autoscaler gets."""
-        if now > self._until_s:  # what was recorded before has a gap behind it
+        if now > self._until_s:  # what was recorded before ends in a gap
             self._since_s = now
         self._until_s = now + _WATCHED_S
         begin = max(self._since_s, now - min(seconds, LONGEST_S))

@@ -122,7 +122,7 @@ class Metrics:
         self._gauges["regret"].set(regret)
 
     def set_down(self, lanes: Collection[str]) -> None:
-        """Of lanes that were lost or not loaded when `observe` was first called."""
+        """For lanes that were lost or not loaded when `observe` was first called."""
         for lane in lanes:
             self._gauges["down"].set(1.0, lane)
 

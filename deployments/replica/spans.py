@@ -48,7 +48,7 @@ class RequestSpans:
         self._model = model
         self._epoch_ns = time.time_ns() - round(1e9 * now)
         self._spans: dict[str, Span] = {}
-        """Of the requests that are sampled and have not left."""
+        """Those of the requests that are sampled and have not left."""
 
     def observe(self, event: Event) -> None:
         match event:

@@ -37,7 +37,7 @@ def selected(expression: str) -> dict[str, set[str]]:
 
 
 def queries(name: str) -> Iterator[str]:
-    """Of a board."""
+    """The queries of a board."""
     for panel in BOARDS[name]["panels"]:
         for target in panel["targets"]:
             yield target["expr"]

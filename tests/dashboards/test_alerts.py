@@ -24,7 +24,7 @@ class Case(NamedTuple):
     fires: Series
     quiet: Series
     labels: Mapping[str, str] = {}
-    """Of the alert that fires, without its severity."""
+    """Those of the alert that fires, without its severity."""
     at: str = "60m"
 
 

@@ -28,7 +28,7 @@ def test_a_board_asks_only_for_declared_series_and_labels(name: str) -> None:
 
 
 def test_the_boards_show_every_metric() -> None:
-    # Of a histogram either its buckets or their sum and count.
+    # A histogram is shown by its buckets, or by their sum and count.
     part = re.compile("_(bucket|count|sum)$")
     shown = {asked for name in BOARDS for query in queries(name) for asked in selected(query)}
     assert {part.sub("", name) for name in exported()} == {part.sub("", name) for name in shown}

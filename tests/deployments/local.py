@@ -35,7 +35,8 @@ from tests.checkpoints import blurred, llama
 
 MODEL = "target"
 VOCAB = 2048
-"""Of the zoo's tokenizer. The model has random weights: its texts are full of broken characters."""
+"""As many tokens as the zoo's tokenizer has. The model has random weights: its texts are full of
+broken characters."""
 CONTEXT = 512
 
 DiesAfter = Callable[[StreamRequest], int | None]

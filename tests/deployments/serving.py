@@ -33,7 +33,7 @@ from tests.actors.hosts.cluster import start_ray
 PORT, METRICS_PORT = 8130, 8230
 URL = f"http://127.0.0.1:{PORT}"
 METRICS_URL = f"http://127.0.0.1:{METRICS_PORT}/metrics"
-"""Of Ray's own endpoint."""
+"""Ray's own endpoint."""
 KEY_FROM_ENVIRONMENT = "a key of a tenant"
 ENVIRONMENT: Mapping[str, str] = {
     "KEY_OF_TENANT": KEY_FROM_ENVIRONMENT,
@@ -43,7 +43,7 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 """Ray's processes inherit it."""
 SEED = 7
-"""Of `request` below."""
+"""The seed of `request` below."""
 PROMPT = "<|user|>Count to 7.<|end|><|assistant|>"
 ARGS: Mapping[str, Any] = {
     "target": {"dtype": "float32", "placement": "inline"},

@@ -99,7 +99,7 @@ def app(log: Path, request: pytest.FixtureRequest) -> Iterator[str]:
         server = subprocess.Popen(
             command,
             cwd=ROOT,
-            # Of its own: else it joins whatever cluster runs here, and takes that one's place.
+            # A cluster of its own: else it joins the one that runs here, and takes its place.
             env=os.environ
             | ray_environment()
             | {"RAY_ADDRESS": "local", TIMEOUT: str(CONNECTION_TIMEOUT_S)},

@@ -28,7 +28,7 @@ ENDED = asyncio.Event()
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers behind the whole body: a megabyte, endlessly, or who the client is."""
+    """Answers after the whole body: a megabyte, endlessly, or who the client is."""
     while (message := await receive()).get("more_body"):
         pass
     if message["type"] == "http.disconnect":
@@ -126,7 +126,7 @@ def test_a_request_that_does_not_arrive_is_closed_in_time(
         assert bool(answer) == bool(begins)
 
 
-def test_requests_behind_each_other_on_one_connection_are_served(
+def test_requests_after_each_other_on_one_connection_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Large bodies are no heads, and pauses between requests are bounded by Serve's own option."""

@@ -180,7 +180,7 @@ def test_the_counts_are_what_clients_received(app: serve.handle.DeploymentHandle
     by_position = scrape("position")
     verified = [by_position[f"verified_tokens_total/{depth}"] for depth in range(1, 6)]
     assert verified == sorted(verified, reverse=True)
-    # Of a chain the first draft token is accepted in each round that accepts any.
+    # A chain's first draft token is accepted in each round that accepts any.
     any_accepted = samples["rounds_total"] - by_accepted["rounds_total/0"]
     assert by_position["accepted_tokens_total/1"] == any_accepted
     assert 0 < samples["expected_tokens_total"] < samples["verified_tokens_total"]
@@ -344,7 +344,7 @@ def test_a_trace_needs_permission_and_shows_every_track(
 
 
 def log_lines(deployment: str) -> list[dict[str, Any]]:
-    """Of Serve's files of this deployment's replicas."""
+    """The lines of Serve's files of this deployment's replicas."""
     folder = Path(ray._private.worker._global_node.get_logs_dir_path()) / "serve"
     files = folder.glob(f"replica_spindle_{deployment}_*.log")
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]

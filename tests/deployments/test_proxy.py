@@ -138,7 +138,7 @@ def test_the_ingress_uses_a_body_sent_ahead_and_checks_its_size() -> None:
 
 
 def test_what_a_client_has_taken_is_reported_among_its_messages() -> None:
-    """Not what was sent: the client takes message after message, and stops behind the 40th."""
+    """Not what was sent: the client takes message after message, and stops after the 40th."""
     reports: list[int] = []
     taken = asyncio.Semaphore(40)
     leaves = asyncio.Event()

@@ -122,7 +122,7 @@ def test_serve_adds_a_replica_while_requests_wait() -> None:
             .stream.remote(request(f"waits {number}", params=ENDLESS))
             for number in range(6)
         ]
-        # Unread, the first one pauses, and the others wait behind it.
+        # Unread, the first one pauses, and the others wait for it.
         assert [next(stream)["kind"] for stream in held] == ["accepted"] * 6
 
         eventually(lambda: sum(replica_states().values()) == 2, "a second replica", within_s=60)

@@ -44,7 +44,7 @@ class Piece:
     trace: dict[str, Any] | None = None
     """How the tokens came about, if requested."""
     prompt_logprobs: Sequence[Logprob] | None = None
-    """Of the prompt's tokens except the first, with the first piece, if requested."""
+    """Those of the prompt's tokens except the first, with the first piece, if requested."""
 
 
 class Choice:
@@ -113,7 +113,7 @@ class Choice:
 
     @property
     def usage(self) -> Usage:
-        """Of this choice so far, with its prompt."""
+        """What this choice has used so far, with its prompt."""
         return usage(
             len(self.failover_stream.request["prompt_ids"]), self.produced, self.cached_tokens
         )

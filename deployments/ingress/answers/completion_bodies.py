@@ -73,7 +73,7 @@ class CollectedChoice:
     finish: Finish | None = None
     stop_reason: str | int | None = None
     prompt_logprobs: Sequence[Logprob] | None = None
-    """Of the prompt's tokens except the first, if requested."""
+    """Those of the prompt's tokens except the first, if requested."""
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text

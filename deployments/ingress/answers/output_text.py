@@ -92,7 +92,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """The text that can be returned now, and the stop string behind it if one has been
+        """The text that can be returned now, and the stop string after it if one has been
         found."""
         for begun in self._begun:
             begun.push(text)

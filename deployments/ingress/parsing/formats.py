@@ -50,7 +50,7 @@ def space(character: str) -> Reader[str]:
 
 
 def literal(character: str, expected: str) -> Reader[str]:
-    """Returns the character behind the expected text."""
+    """Returns the character after the expected text."""
     for one in expected:
         if character != one:
             raise Malformed
@@ -59,7 +59,7 @@ def literal(character: str, expected: str) -> Reader[str]:
 
 
 def value_of(character: str, sink: Sink) -> Reader[str]:
-    """Passes on one JSON value and returns the character behind it."""
+    """Passes on one JSON value and returns the character after it."""
     if character == '"':
         return (yield from quoted(character, sink))
     if character not in ("{", "["):
@@ -81,7 +81,7 @@ def value_of(character: str, sink: Sink) -> Reader[str]:
 
 
 def string(character: str) -> Reader[tuple[str, str]]:
-    """The value of a JSON string, and the character behind it."""
+    """The value of a JSON string, and the character after it."""
     if character != '"':
         raise Malformed
     read: list[str] = []
@@ -94,7 +94,7 @@ def string(character: str) -> Reader[tuple[str, str]]:
 
 def quoted(quote: str, sink: Sink) -> Reader[str]:
     """Passes on a string up to its closing quote, with both quotes, and returns the character
-    behind it."""
+    after it."""
     sink(quote)
     while (character := (yield)) != quote:
         sink(character)
@@ -174,7 +174,7 @@ def call_list(out: Deltas) -> Reader[str]:
 
 def listed_calls(out: Deltas, call: Callable[[str], Reader[str]]) -> Reader[str]:
     """Calls in brackets, separated by commas; another text is content. `call` reads one that begins
-    with the character, and returns the character behind it."""
+    with the character, and returns the character after it."""
     out.record()
     try:
         character = yield from space((yield))
@@ -204,7 +204,7 @@ def named_call(out: Deltas, name: str) -> Reader[str]:
 
 def _call(character: str, out: Deltas, names: Collection[str] | None = None) -> Reader[str]:
     """Reads a JSON object with `name` and `arguments` (or `parameters`), in either order, and
-    returns the character behind it. `names`: the names that are calls; None: all."""
+    returns the character after it. `names`: the names that are calls; None: all."""
     name = ""
     early: list[str] = []
     """Arguments that come before the name."""

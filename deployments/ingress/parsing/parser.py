@@ -93,7 +93,7 @@ class Deltas:
         self._arguments: Callable[[str], Delta] = partial(CallArguments, 0)
 
     def record(self, read: str = "") -> None:
-        """From here on keeps what is read, behind `read`, until a call starts."""
+        """From here on keeps what is read, after `read`, until a call starts."""
         self._read = [read]
 
     def recorded(self) -> str:

@@ -51,7 +51,7 @@ def _arguments() -> Reader[str]:
 
 
 def _source(character: str) -> Reader[tuple[str, str]]:
-    """One expression, and the comma or parenthesis behind it."""
+    """One expression, and the comma or parenthesis after it."""
     read: list[str] = []
     depth = 0
     while depth or character not in (",", ")"):

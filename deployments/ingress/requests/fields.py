@@ -16,13 +16,13 @@ MAX_STOPS = 4
 MAX_SALT = 256
 """Characters of a `cache_salt`."""
 MAX_STOP_CHARACTERS = 1024
-"""Of each: so much text may be held back, and is searched again with each token."""
+"""The longest stop string: so much text may be held back, and is searched again with each token."""
 MAX_METADATA = 65_536
 """Bytes as JSON: a response repeats it in several events."""
 MAX_PROMPTS = 2048
 """As in OpenAI's API; admission is usually narrower."""
 MAX_MESSAGES = 8192
-"""Of a conversation, and items of one of its lists: the event loop handles each."""
+"""The most messages of a conversation, and items of one list: the event loop handles each."""
 
 
 def _encodable(text: str) -> str:

@@ -10,7 +10,7 @@ MAX_VALUES = 2**18
 MAX_MEMBERS = 2**16
 """Lists, objects, and members of objects. Each takes as long as ten numbers."""
 MAX_DIGITS = 1000
-"""Of a number: the time to read one grows with the square of its length."""
+"""The most digits of a number: the time to read one grows with the square of its length."""
 
 _AS_ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _TOO_LONG = b"0" * (MAX_DIGITS + 1)

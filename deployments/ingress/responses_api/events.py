@@ -34,7 +34,7 @@ class ResponseEvents:
         self._item: Item | None = None
         """The item that grows."""
         self._logprobs: list[Any] = []
-        """Of tokens whose text is still to come."""
+        """Those of tokens whose text is still to come."""
 
     def start(self) -> list[Event]:
         return [self._lifecycle("response.created"), self._lifecycle("response.in_progress")]

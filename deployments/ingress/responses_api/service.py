@@ -29,7 +29,7 @@ class ContentTokens:
         self._read = 0
         """The end of what was found last."""
         self._waiting: deque[OutputToken] = deque()
-        """Tokens that end behind that place."""
+        """Tokens that end after that place."""
 
     def take(
         self, text: str, tokens: Sequence[OutputToken], deltas: Sequence[Delta]

@@ -43,7 +43,7 @@ class RandomRequest(NamedTuple):
 
 
 def requests(count: int, seed: int = 0) -> Iterator[RandomRequest]:
-    """Of each field in turn."""
+    """Requests with each field in turn."""
     rng = random.Random(seed)
     places = [
         (path, name)
@@ -149,7 +149,7 @@ def structured_outputs(size: int, rng: random.Random) -> str:
 
 
 def tools(size: int, rng: random.Random) -> str:
-    """Of chats, and then of responses."""
+    """Fields of chats, and then of responses."""
     count = rng.choice([1, 10, 127])
 
     def tool(number: int) -> str:

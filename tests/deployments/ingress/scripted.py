@@ -1,6 +1,6 @@
 """The API over replicas that answer with a recorded text: the built-in models call no tools.
 
-Everything before and behind the model's tokens is real: HTTP, the template, the parsers.
+Everything before and after the model's tokens is real: HTTP, the template, the parsers.
 """
 
 import asyncio

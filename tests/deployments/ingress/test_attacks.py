@@ -178,7 +178,7 @@ def test_what_a_text_holds_is_not_counted(text: str) -> None:
 
 
 def test_bodies_that_arrive_slowly_take_no_more_memory_than_a_few() -> None:
-    """Of one client; another one's are read meanwhile."""
+    """Those of one client; another one's are read meanwhile."""
 
     async def sent(size: int, seconds: float) -> AsyncIterator[bytes]:
         yield b" " * size

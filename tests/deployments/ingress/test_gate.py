@@ -78,7 +78,7 @@ def test_keys_or_a_star_allow_all_hosts(
 
 
 def test_a_request_without_a_host_is_served() -> None:
-    """Of HTTP/1.0; no browser sends one."""
+    """A request of HTTP/1.0; no browser sends one."""
 
     async def test(app: App) -> None:
         assert await status(app, "/v1/models") == 200

@@ -59,7 +59,7 @@ async def watching(channel: grpc.aio.Channel) -> Any:
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """Of HTTP/2."""
+    """A frame of HTTP/2."""
     return b"".join(
         (len(payload).to_bytes(3, "big"), bytes((kind, flags)), stream.to_bytes(4, "big"), payload)
     )

@@ -19,7 +19,7 @@ LONG = [replace(GREEDY if number % 2 else WARM, max_tokens=60) for number in ran
 
 
 def totals(events: Sequence[Event]) -> dict[str, float]:
-    """Of each series, by name, and by name and label values."""
+    """Each series' value, by name, and by name and label values."""
     metrics = Metrics("one", DRAFTERS, {"chat": Slo(ttft_s=1.0)})
     for event in events:
         metrics.observe(event)

@@ -178,7 +178,7 @@ def write_task(folder: Path, name: str, particulars: str, rows: Sequence[dict[st
 
 
 def lm_eval(app: str, folder: Path, batch_sizes: dict[str, int]) -> list[tuple[Any, list[Any]]]:
-    """Of each task, the scores and what the endpoint answered for each row. One process for all:
+    """For each task the scores, and what the endpoint answered for each row. One process for all:
     its imports take longer than the tasks."""
     arguments = [app, str(model_path(TARGET)), str(folder), TARGET, json.dumps(batch_sizes)]
     ran = subprocess.run(
@@ -237,7 +237,7 @@ def stock_likelihoods(rows: Sequence[dict[str, Any]]) -> list[list[tuple[float, 
 def test_lm_eval_scores_answers_and_the_stock_models_loglikelihoods(
     app: str, tmp_path: Path
 ) -> None:
-    """Choices behind the same context, token ids, `echo`: as hellaswag and mmlu ask for them."""
+    """Choices after the same context, token ids, `echo`: as hellaswag and mmlu ask for them."""
     rows: list[dict[str, Any]] = [
         {
             "prompt": f"<|user|>Count to {count}.<|end|><|assistant|>",

@@ -228,7 +228,7 @@ def test_reasoning_comes_before_the_content(
         assert summary(found) == (reasoning, content, []), pieces
 
 
-def test_calls_behind_reasoning_but_not_in_it() -> None:
+def test_calls_after_reasoning_but_not_in_it() -> None:
     call = CALLS[0][1]
     text = f"<think>\nI write {call} soon.\n</think>\n\n{call}"
     for pieces in cuts(text):

@@ -189,7 +189,7 @@ def test_slo_by_value_or_class(asked: Any, ttft_s: float | None, tpot_s: float |
 
 
 def test_priority_and_tenant_are_sent() -> None:
-    """Of lower value is earlier, as in vLLM; inside, the higher value is."""
+    """A lower value is earlier, as in vLLM; inside, the higher value is."""
     (sent,) = completion(priority=-3)
     assert (sent["priority"], sent["tenant"], sent["ingress"]) == (3, "tenant", "ingress")
 
