@@ -77,7 +77,7 @@ def best_width(
     """The width of the fastest uniform beam of any depth, if all requests of the lane draft; 0 if
     plain decoding is faster.
 
-    `chances`: the lane's (chances.py), a column for each of its requests. A level of width w is
+    `chances`: the lane's (round_costs.py), a column for each of its requests. A level of width w is
     accepted with probability p + (1 - p)·siblings[w - 1]. `context`: committed tokens of these
     requests; `others`: requests of the round that do not draft here.
     """
