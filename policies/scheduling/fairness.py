@@ -55,7 +55,7 @@ class FairSchedule:
         self._charged_s: dict[str, float] = {}
         """Until when the slot time of each running request is in `_served`."""
         self._now = -math.inf
-        """Of the latest pick or outcome."""
+        """When the latest pick or outcome was."""
         self._picked_s = -math.inf
         self._waiting_since: dict[str, float] = {}
         self._turns: dict[str, float | None] = {}
