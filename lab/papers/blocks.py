@@ -29,7 +29,7 @@ def _made_by(make: Callable[..., Made]) -> BeforeValidator:
             return given
         try:
             return make(**given)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise ValueError(str(error)) from error
 
     return BeforeValidator(validate)
