@@ -20,7 +20,9 @@ def process_environment() -> dict[str, str]:
     library = next((file for file in files if file.name == "libiomp5.so"), None)
     if library is None:
         return {}
-    preloaded = [str(Path(str(library.locate())).resolve()), os.environ.get("LD_PRELOAD", "")]
+    # vLLM refuses to start with two OpenMP libraries, and preloads GNU's itself where it is imported.
+    others = [path for path in os.environ.get("LD_PRELOAD", "").split(":") if "libgomp" not in path]
+    preloaded = [str(Path(str(library.locate())).resolve()), *others]
     return {
         "LD_PRELOAD": ":".join(path for path in preloaded if path),
         # As vLLM's own worker launcher sets them: threads spin for 5 ms instead of 200.
