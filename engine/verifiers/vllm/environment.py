@@ -20,7 +20,7 @@ def process_environment() -> dict[str, str]:
     library = next((file for file in files if file.name == "libiomp5.so"), None)
     if library is None:
         return {}
-    # vLLM refuses to start with two OpenMP libraries, and preloads GNU's itself where it is imported.
+    # vLLM preloads GNU's where it is imported, and refuses to start with two OpenMP libraries.
     others = [path for path in os.environ.get("LD_PRELOAD", "").split(":") if "libgomp" not in path]
     preloaded = [str(Path(str(library.locate())).resolve()), *others]
     return {
