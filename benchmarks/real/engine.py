@@ -164,7 +164,7 @@ def _drafter(
         device="cpu",
         kv_tokens=_KV_TOKENS,
         target_vocab_size=vocab_size,
-        target=target,
+        **({"target": target} if name.startswith(HEAD) else {}),
     )
     return loaded.drafter
 

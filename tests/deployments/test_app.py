@@ -26,7 +26,7 @@ from ray._private.runtime_env.packaging import create_package
 from benchmarks.serving.app import ray_environment
 from deployments.app import build
 from deployments.connections import TIMEOUT
-from tests.deployments.serving import ARGS, PROMPT, eventually, expected_text
+from tests.deployments.serving import ARGS, PROMPT, eventually, expected_text, tokenizer
 
 ROOT = Path(__file__).parents[2]
 PORT = 8123
@@ -225,10 +225,11 @@ def test_what_serve_itself_reads_of_a_request_harms_nothing(app: str) -> None:
 
 
 def test_a_response_larger_than_serves_default_limit_arrives(app: str) -> None:
-    body = {"model": "target", "prompt": "a b c d " * 262_000}
-    answer = requests.post(f"{app}/tokenize", json=body, timeout=60)
+    longest = max(range(2048), key=lambda token: len(tokenizer().decode([token, token])))
+    body: dict[str, Any] = {"model": "target", "tokens": [longest] * 260_000}
+    answer = requests.post(f"{app}/detokenize", json=body, timeout=60)
     assert len(answer.content) > 4 * 1024 * 1024
-    assert len(answer.json()["tokens"]) == answer.json()["count"]
+    assert answer.json()["prompt"] == tokenizer().decode(body["tokens"])
 
 
 def test_slow_connections_are_closed(app: str) -> None:

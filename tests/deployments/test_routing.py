@@ -6,6 +6,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -18,9 +19,11 @@ from ray.exceptions import RayError
 
 from deployments.ray_internals import was_stopped
 from deployments.routing import BLOCK, IMBALANCE, PrefixMemory, block_hashes
+from engine.sampling.params import SamplingParams
 from tests.deployments.serving import (
     ARGS,
     PROMPT,
+    SEED,
     URL,
     application,
     begin_deploy,
@@ -47,8 +50,8 @@ LIMITS = {
 }
 TWO = {**ARGS, "limits": LIMITS, "scaling": {"min_replicas": 2, "max_replicas": 2}}
 ONE = {**TWO, "scaling": {}}
-ENDLESS = {"max_tokens": 1500, "ignore_eos": True}
-LONG = {**ENDLESS, "max_tokens": 400}
+ENDLESS = SamplingParams(max_tokens=1500, ignore_eos=True, seed=SEED)
+LONG = replace(ENDLESS, max_tokens=400)
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +158,7 @@ def test_heartbeats_reach_the_replicas_that_they_name() -> None:
             reader.start()
         for reader in readers:
             reader.join(60)
-    assert read == dict.fromkeys(streams, LONG["max_tokens"])
+    assert read == dict.fromkeys(streams, LONG.max_tokens)
 
 
 @pytest.mark.usefixtures("_two_replicas")
@@ -231,7 +234,7 @@ def test_a_stream_of_a_replica_that_hangs_goes_on_elsewhere() -> None:
         "prompt": PROMPT,
         "seed": 3,
         "stream": True,
-        **LONG,
+        "ignore_eos": True,
         "max_tokens": 600,
     }
     handle = serve.get_app_handle("spindle").options(stream=True)
@@ -339,7 +342,7 @@ def test_streams_of_replicas_that_are_replaced_go_on_to_their_end() -> None:
             reader.join(60)
     for name, messages in received.items():
         assert messages[-1].get("finish") is not None, (name, messages[-1])
-        assert len(tokens(messages)) == LONG["max_tokens"]
+        assert len(tokens(messages)) == LONG.max_tokens
     deploy(ONE)
     _, home = open_stream("after", prompt_ids=[300] * BLOCK)
     assert home not in homes.values()

@@ -9,6 +9,7 @@ from actors.coordinator.events import Left, Verified
 from actors.coordinator.stream import Statistics
 from deployments.replica.autoscaling_signals import AutoscalingSignals
 from deployments.scaling import QueueGoodputAttainment
+from engine.sampling.params import SamplingParams
 from policies.request import RequestView, RoundOutcome, Slo
 from tests.deployments.serving import (
     ARGS,
@@ -20,7 +21,7 @@ from tests.deployments.serving import (
 )
 
 MAX_BATCH = 8
-ENDLESS = {"max_tokens": 1900, "ignore_eos": True}
+ENDLESS = SamplingParams(max_tokens=1900, ignore_eos=True, seed=1)
 Signal = dict[str, dict[str, float]]
 
 

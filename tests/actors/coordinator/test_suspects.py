@@ -43,7 +43,7 @@ def test_a_request_that_loses_verifiers_fails_with_the_second_and_the_others_con
 
 def test_several_such_requests_cost_one_verifier_each_and_the_first_loss_together() -> None:
     async def main() -> None:
-        service = Service(limits=replace(LIMITS, forward_tokens=512))
+        service = Service(limits=LIMITS.model_copy(update={"forward_tokens": 512}))
         verify = service.verifier.verify
 
         async def killed_by_either(orders):  # type: ignore[no-untyped-def]

@@ -185,7 +185,7 @@ def test_all_policies_get_the_same_draws() -> None:
                         found[one.request, at.get(one.request, 0)] = one.accepted
                     at[one.request] = at.get(one.request, 0) + one.committed
 
-        limits = replace(LIMITS, max_batch=max_batch)
+        limits = LIMITS.model_copy(update={"max_batch": max_batch})
         simulate(workload(30), cluster("small"), policies(depth), limits, observe=observe)
         return found
 
@@ -218,7 +218,7 @@ def test_a_host_that_dies_costs_time_but_no_token() -> None:
 def test_with_scarce_kv_requests_are_preempted_or_wait_and_all_finish() -> None:
     for swap_s_per_token in (1e-5, None):
         memory = KvMemory(768, swap_s_per_token)
-        limits = replace(LIMITS, kv_tokens=768)
+        limits = LIMITS.model_copy(update={"kv_tokens": 768})
         arrivals = workload(40, rate=20.0)
         scarce = simulate(arrivals, replace(cluster("small"), memory=memory), policies(), limits)
         ample = simulate(arrivals, cluster("small"), policies(), LIMITS)
@@ -233,7 +233,7 @@ def test_lookups_add_to_the_trees_of_model_drafters() -> None:
 
 
 def test_requests_beyond_max_waiting_are_refused_and_counted() -> None:
-    limits = replace(LIMITS, max_batch=2, max_waiting=3)
+    limits = LIMITS.model_copy(update={"max_batch": 2, "max_waiting": 3})
     report = simulate(workload(30, rate=1000.0), cluster("small"), policies(), limits)
     assert report.refused > 10
     assert len(report.served) + report.refused == 30
@@ -266,7 +266,7 @@ def test_preemptions_are_reported() -> None:
             return [view.name for view in requests][::-1][:slots]
 
     events: list[Event] = []
-    limits = replace(LIMITS, max_batch=3)
+    limits = LIMITS.model_copy(update={"max_batch": 3})
     preempting = policies(schedule=NewestFirst)
     simulate(workload(30, 20.0), cluster("small"), preempting, limits, observe=events.append)
     assert any(isinstance(event, Preempted) for event in events)

@@ -102,9 +102,12 @@ def test_all_phases_of_one_grammar_have_the_time_together() -> None:
     pattern = "".join(f"[^{chr(97 + number % 26)}]" for number in range(600))
     grammar = OutputGrammar("regex", pattern)
     compiler = make_compiler(vocabulary)
-    begun = time.process_time()
-    compile_with(compiler, grammar)
-    trial = Trial(vocabulary, 1.5 * (time.process_time() - begun))
+    seconds = []
+    for _ in range(3):  # the first time takes longer
+        begun = time.process_time()
+        compile_with(compiler, grammar)
+        seconds.append(time.process_time() - begun)
+    trial = Trial(vocabulary, 1.2 * min(seconds))
     try:
         with pytest.raises(InvalidRequest, match=r"limits\.compile_s"):
             trial.check(grammar)
