@@ -30,4 +30,4 @@ def test_a_tenant_reads_anothers_words(backend: str) -> None:
                 seen = attack(call, KEYS["beta"], answer)
                 read.append(share_read(seen, answer))
                 assert max(seen.cached) > 0
-            assert max(read) > 0.6, read
+            assert max(read) > 0.4, read

@@ -50,7 +50,7 @@ def test_an_attack_finds_the_same_whatever_another_tenant_has_asked(
     others = [secret_answer(call, VICTIM, seed + number, **salt) for number in (1, 2)]
     read = [share_read(own, answer)]
     read += [share_read(attack(call, VICTIM, other, **salt), other) for other in others]
-    assert max(read) > 0.6, f"the attack works within a scope: {read}"
+    assert max(read) > 0.4, f"the attack works within a scope: {read}"
     assert own.counts != before.counts
     assert max(own.cached) > max(before.cached)
 
