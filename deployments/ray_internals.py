@@ -1,5 +1,5 @@
-"""Parts of Ray and Serve that are not public, as they are in Ray 2.60: whoever raises its version
-reads them again. tests/deployments/test_ray_internals.py says which has changed.
+"""Parts of Ray and Serve that are not public, as they are in Ray 2.60. Read them again with each
+new version; tests/deployments/test_ray_internals.py names what has changed.
 
 deployments/routing.py has its own, because Serve pickles it by value and it may import nothing of
 the project; actors/hosts/spawn.py asks for the folder of logs.

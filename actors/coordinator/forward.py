@@ -175,7 +175,7 @@ def _node_sources(drafts: Sequence[RoundDraft]) -> Ints | None:
 
 def _chunks(prefilling: Sequence[RequestState], room: int) -> list[tuple[RequestState, int]]:
     """Prompt tokens for this forward, in the schedule's order. Tenants get equal parts of the room,
-    and what some leave of theirs, so that nobody waits until another one's long prompts are read.
+    and what some leave of theirs, so that no tenant waits until another's long prompts are read.
     """
     pending = Counter[str]()
     for request in prefilling:

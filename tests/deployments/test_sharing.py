@@ -24,10 +24,7 @@ def test_a_tenant_reads_anothers_words(backend: str) -> None:
     args = {**APPLICATIONS[backend], "sharing": "all"}
     with application(args, within_s=VLLM_LOADS_S):
         for call in (over_http, over_grpc):
-            read = []
-            for _ in range(3):
-                answer = secret_answer(call, KEYS["alpha"], secrets.randbits(32))
-                seen = attack(call, KEYS["beta"], answer)
-                read.append(share_read(seen, answer))
-                assert max(seen.cached) > 0
-            assert max(read) > 0.4, read
+            answer = secret_answer(call, KEYS["alpha"], secrets.randbits(32))
+            seen = attack(call, KEYS["beta"], answer)
+            assert share_read(seen, answer) > 0.9
+            assert max(seen.cached) > 0

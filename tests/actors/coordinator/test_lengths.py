@@ -104,9 +104,9 @@ def test_a_schedule_set_later_has_the_requests_ranked_that_are_already_present()
     def policies(schedule: Schedule) -> Policies:
         return Policies(schedule, make_selection("fixed"), make_speculation("off"))
 
-    def observe_all(event: Event) -> None:
-        for observe in observers:
-            observe(event)
+    def observe(event: Event) -> None:
+        for one in observers:
+            one(event)
 
     async def serve_and_switch() -> tuple[int, int]:
         verifier = PacedVerifier(make_verifier)
@@ -116,7 +116,7 @@ def test_a_schedule_set_later_has_the_requests_ranked_that_are_already_present()
             policies(fcfs()),
             Estimates(Costs(LinearCost(0, 1e-5, 0.01), {}, 64, {}, 64), []),
             Limits(max_batch=2, kv_tokens=8192),
-            observe=observe_all,
+            observe=observe,
         )
         ranker = Ranker(None, verifier, text)
         observers.append(ranker.observe)

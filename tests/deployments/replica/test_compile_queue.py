@@ -27,7 +27,7 @@ class SlowGrammars(Grammars):
 
 
 class OneByOne(SlowGrammars):
-    """Begins to compile as it is told to."""
+    """Compiles one grammar at a time, in the order in which they are submitted."""
 
     @property
     def words(self) -> list[str]:

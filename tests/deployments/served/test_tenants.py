@@ -47,10 +47,7 @@ def test_an_attack_finds_the_same_whatever_another_tenant_has_asked(
     after = attack(call, ATTACKER, answer, **salt)
     assert after == before
     own = attack(call, VICTIM, answer, **salt)
-    others = [secret_answer(call, VICTIM, seed + number, **salt) for number in (1, 2)]
-    read = [share_read(own, answer)]
-    read += [share_read(attack(call, VICTIM, other, **salt), other) for other in others]
-    assert max(read) > 0.4, f"the attack works within a scope: {read}"
+    assert share_read(own, answer) > 0.9, "the attack works within a scope"
     assert own.counts != before.counts
     assert max(own.cached) > max(before.cached)
 

@@ -1,4 +1,4 @@
-"""Past outputs stay within their scope and their bound, whoever floods them."""
+"""Past outputs stay within their scope and their bound, also when a tenant floods them."""
 
 from engine.drafters.lookup import SuffixDrafter
 from engine.drafters.past_outputs import SCOPE_TOKENS, PastOutputs
