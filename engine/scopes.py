@@ -1,8 +1,8 @@
 """What a request leaves for later ones belongs to a scope, and shows to no request of another one.
 
 A scope is a tenant and, within it, the request's `cache_salt`. Tenants share bounded memories by
-one rule (`Holdings`): the one that holds most gives room, so that a tenant that floods a memory evicts
-what it has left itself.
+one rule (`Holdings`): the one that holds most gives room, so that a tenant that floods a memory
+evicts what it has left itself.
 """
 
 from collections import Counter

@@ -86,7 +86,7 @@ def secret_answer(call: Call, key: str, seed: int, **fields: Any) -> list[int]:
 
 
 def attack(call: Call, key: str, answer: Sequence[int], **fields: Any) -> Seen:
-    """Reads on from the first tokens of an answer, guesses its prompt, and notes all that it is answered."""
+    """Reads on from the first tokens of an answer, and guesses its prompt; returns all it saw."""
     words, seen = list(answer[:KNOWN]), Seen([], [], [], [])
     while len(words) < KNOWN + READ:
         # What is read is drafted and, as the output is forced, refused: from that lookups learn to
