@@ -81,6 +81,8 @@ class _Gate:
         self.late = sum(_is_late(view, now) for view in racing)
         waits = self.late > late_share * len(racing)
         starting = sum(view.name in running and view.first_token_s is None for view in views)
+        # Without a TPOT there is nothing left to protect.
+        holding = holding and any(view.slo.tpot_s is not None for view in views)
         self._open = not waits and not holding
         self._room = 0 if waits else 1 - starting
         self._most_late = self.late > _HALF * len(racing)

@@ -59,6 +59,12 @@ def test_those_that_waited_start_one_at_a_time() -> None:
     assert held(triage, running, [new("c"), new("d")]) == set()  # no request waits any more
 
 
+def test_no_request_waits_once_none_has_a_tpot() -> None:
+    triage, waiting = Triage(0.1), [new("a", Slo()), new("b", Slo())]
+    assert held(triage, batch(late=4), waiting) == {"a", "b"}
+    assert held(triage, [], waiting) == set()
+
+
 def test_without_running_requests_one_starts() -> None:
     triage = Triage(0.1)
     held(triage, batch(late=4), [new("a"), new("b")])
