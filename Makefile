@@ -6,7 +6,7 @@ PYTHON ?= python3
 TARGET ?= native
 # The default model, and what is served in its place where it cannot be fetched.
 CACHE := $(or $(SPINDLE_CACHE),$(HOME)/.cache/spindle)
-MODEL := $(CACHE)/SmolLM2-135M-Instruct/config.json
+MODEL := $(CACHE)/SmolLM2-135M-Instruct/quantized.blocks
 DEFAULTS_native := cluster.yaml cluster/zoo.yaml
 DEFAULTS_vllm := cluster/vllm.yaml cluster/vllm.yaml
 DEFAULTS = $(or $(DEFAULTS_$(TARGET)),$(error TARGET is native or vllm, and not $(TARGET)))

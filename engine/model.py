@@ -6,7 +6,7 @@ can replace them before the model is packed. On a CPU the linear layers are prep
 are padded to a few row counts (engine/cpu/row_counts.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,16 +15,20 @@ from typing import ClassVar, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from cluster.checkpoint_files import stop_token_ids
 from engine.attention.context import AttentionBatch
-from engine.attention.hook import Handler, LayerCall, attention_handled_by
+from engine.attention.hook import Handler, attention_handled_by
 from engine.attention.layouts import LAYOUTS, LayoutName
+from engine.attention.pool import PoolAttention
 from engine.checkpoint import load_config, load_whole
 from engine.cpu.decoder_loop import Forward, fused_forward
 from engine.cpu.prepack import prepack
+from engine.cpu.quantized_forward import QuantizedForward
+from engine.cpu.quantized_loading import Quantize, quantized_linears
+from engine.cpu.quantized_weights import QuantizedLinear
 from engine.cpu.row_counts import has_slow_row_counts, with_few_row_counts
 from engine.cpu.threads import use_free_processors
 from engine.errors import OutOfBlocks, UnsupportedModel
@@ -71,8 +75,10 @@ class PackedModel:
         layout: LayoutName = "packed",
         swap_tokens: int = 0,
         static_steps: bool = False,
+        quantized: Mapping[str, QuantizedLinear] | None = None,
     ) -> None:
         """`static_steps`: small forwards run in a few fixed shapes, on a GPU as CUDA graphs.
+        `quantized`: the linear layers, whose own weights are dropped.
 
         Raises UnsupportedModel, naming the model type and the reason, if the model could not be
         served losslessly."""
@@ -95,11 +101,14 @@ class PackedModel:
         # Read for uncommitted rows only: a committed row's position is its index.
         self._slot_positions = np.zeros(self.kv.capacity, np.int64)
         stock = self._stock_probe()
-        prepack(model)
-        compute: Forward = fused_forward(model) or partial(stock_forward, model)
-        if self.device.type == "cpu":
-            compute = with_few_row_counts(compute, has_slow_row_counts(self.device, model.dtype))
+        compute = _float_forward(model) if quantized is None else _quantized(model, quantized)
         self._compute = compute
+        self.is_quantized = quantized is not None
+        self._most_error = (
+            MOST_PROBE_ERROR_ROUNDED
+            if quantized
+            else MOST_PROBE_ERROR.get(model.dtype, MOST_PROBE_ERROR_ROUNDED)
+        )
         self._graphs = StepGraphs(compute, self.kv) if static_steps else None
         self._check_against(stock)
 
@@ -113,9 +122,17 @@ class PackedModel:
         kv_tokens: int,
         layout: LayoutName = "packed",
         swap_tokens: int = 0,
+        quantize: Quantize = "none",
     ) -> Self:
+        """`quantize`: only for a CPU, in float32."""
         model = load_stock(path, dtype).to(device)
-        return cls(model, kv_tokens=kv_tokens, layout=layout, swap_tokens=swap_tokens)
+        return cls(
+            model,
+            kv_tokens=kv_tokens,
+            layout=layout,
+            swap_tokens=swap_tokens,
+            quantized=quantized_linears(model, Path(path), quantize),
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -159,15 +176,7 @@ class PackedModel:
             of_all_rows = self._graphs.forward(batch, tokens, positions, slots)
             if of_all_rows is not None:
                 return of_all_rows[self._tensor(wanted)]
-        plan = LAYOUTS[self.layout](batch)
-        slot_index = self._tensor(slots)
-
-        def attend(call: LayerCall) -> Tensor:
-            keys, values = self.kv.k[call.layer], self.kv.v[call.layer]
-            keys.index_copy_(0, slot_index, call.keys)
-            values.index_copy_(0, slot_index, call.values)
-            return plan.attend(call.query, keys, values, call.scoring)
-
+        attend = PoolAttention(self.kv, LAYOUTS[self.layout](batch), slots, self._tensor(slots))
         logits = self._compute(
             self._tensor(tokens), self._tensor(positions), self._tensor(wanted), attend, states
         )
@@ -244,7 +253,25 @@ class PackedModel:
         packed = PackedModel.forward(self, segments)
         for segment in segments:
             self.kv.release(segment.request)
-        check_logits(self.hf_model, packed, stock, "packed")
+        check_logits(self.hf_model, packed, stock, "packed", self._most_error)
+
+
+def _float_forward(model: PreTrainedModel) -> Forward:
+    prepack(model)
+    compute: Forward = fused_forward(model) or partial(stock_forward, model)
+    if model.device.type == "cpu":
+        compute = with_few_row_counts(compute, has_slow_row_counts(model.device, model.dtype))
+    return compute
+
+
+def _quantized(model: PreTrainedModel, linears: Mapping[str, QuantizedLinear]) -> Forward:
+    compute = QuantizedForward(model, linears)
+    embeddings = model.get_input_embeddings().weight
+    for name in linears:
+        linear = model.get_submodule(name)
+        if linear.weight is not embeddings:
+            linear.weight = nn.Parameter(linear.weight.new_empty(0), requires_grad=False)
+    return compute
 
 
 def stock_forward(
@@ -266,10 +293,12 @@ def stock_forward(
     return output.logits[0]
 
 
-def check_logits(model: PreTrainedModel, logits: Tensor, stock: Tensor, kind: str) -> None:
+def check_logits(
+    model: PreTrainedModel, logits: Tensor, stock: Tensor, kind: str, most_error: float
+) -> None:
     """Raises UnsupportedModel if the logits differ by more than rounding."""
     error = float((logits - stock).abs().max() / (stock.amax() - stock.amin()))
-    if not error <= MOST_PROBE_ERROR.get(model.dtype, MOST_PROBE_ERROR_ROUNDED):
+    if not error <= most_error:
         raise UnsupportedModel(
             model.config.model_type,
             f"its {kind} logits differ from the stock model's by {error:.1%} of their range",

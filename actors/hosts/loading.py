@@ -14,6 +14,7 @@ from actors.hosts.specs import DrafterSpec, TargetSpec
 from cluster.config.backends import BACKENDS
 from cluster.config.drafter_kinds import drafter_kind
 from engine.cpu.prepack import fast_dtype, has_bf16_products
+from engine.cpu.quantized_loading import will_quantize
 from engine.grammar.compiler import Grammars
 from engine.model import PackedModel, load_stock
 from engine.parallel.lockstep import LeadingModel, split
@@ -77,6 +78,8 @@ def _load_native(spec: TargetSpec, place: Place | None) -> LoadedTarget:
         setup = "native" if place is None else f"native, {place.ranks} ranks"
         if model.layout != "packed":
             setup += f", {model.layout}"
+        if model.is_quantized:
+            setup += f", weights {spec.quantize}"
         measured = profile(model, setup, cache_dir, Grid(seconds=seconds))
         recompute = recompute_cost(measured.roofline, _PREFILL_CHUNK)
         switch = swap_cost(model, setup, cache_dir) if spec.swap_tokens else recompute
@@ -104,6 +107,9 @@ def load_follower(spec: TargetSpec, place: Place) -> PackedModel:
 
 
 def target_dtype(spec: TargetSpec) -> torch.dtype:
+    """Inputs and results of quantized layers are float32."""
+    if will_quantize(spec.checkpoint, spec.quantize):
+        return torch.float32
     return spec.dtype or fast_dtype(spec.device)
 
 
@@ -132,6 +138,7 @@ def _unsharded(spec: TargetSpec) -> PackedModel:
         kv_tokens=spec.kv_tokens,
         layout=spec.attention,
         swap_tokens=spec.swap_tokens,
+        quantize=spec.quantize,
     )
 
 

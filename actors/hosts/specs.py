@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # takes a second to import, which a replica whose models are 
 Backend = Literal["native", "vllm"]
 Attention = Literal["packed", "decomposed", "padded"]
 """LayoutName of engine/attention/layouts.py, which imports torch."""
+Quantize = Literal["auto", "none", "int8", "int4"]
 Where = Literal["actor", "inline"]
 """In a Ray actor of its own, or in the coordinator's process."""
 
@@ -44,6 +45,7 @@ class TargetSpec(PlacementSpec):
     kv_tokens: int
     swap_tokens: int = 0
     backend: Backend = "native"
+    quantize: Quantize = "none"
     attention: Attention = "packed"
     """The layout of the native backend."""
     engine_args: Mapping[str, Any] = field(default_factory=dict)

@@ -51,6 +51,7 @@ Threads = AtLeastOne
 Placement = Literal["actor", "inline"]
 Dtype = Literal["auto", "bfloat16", "float32"]
 Attention = Literal["packed", "decomposed", "padded"]
+Quantize = Literal["auto", "none", "int8", "int4"]
 
 
 class TargetConfig(Section):
@@ -64,6 +65,10 @@ class TargetConfig(Section):
     dtype: Dtype = "auto"
     """The dtype of weights and KV. `auto`: bfloat16 if the device multiplies it fast, else float32,
     with which a request's tokens do not depend on the batch that it runs in."""
+    quantize: Quantize = "auto"
+    """Weights of a target that the native backend runs on a CPU: `int8` or `int4`, rounded when it
+    is loaded, in groups of 32 inputs; `auto`: those of a GGUF file as they are, others in `dtype`;
+    `none`: as floats (docs/cpu_speed.md)."""
     kv_tokens: Tokens = 16_384
     """Capacity of the KV cache in tokens, for all requests together; at least one whole context."""
     swap_tokens: Count = 0
@@ -117,6 +122,11 @@ class TargetConfig(Section):
                 f"engine_args: backend {self.backend} has none; leave them out, or set backend: "
                 f"{able('engine_args')}"
             )
+        if self.quantize in ("int8", "int4") and not self._can_quantize:
+            raise ValueError(
+                f"quantize: {self.quantize} needs backend: native on a CPU (gpus: 0), "
+                "tensor_parallel: 1 and a dtype other than bfloat16; leave it out"
+            )
         if self.placement == "inline" and self.tensor_parallel > 1:
             raise ValueError(
                 "placement: each of several ranks is a process of its own; set actor, or "
@@ -125,6 +135,16 @@ class TargetConfig(Section):
         _refuse_what_only_actors_have(self, self.placement)
         _refuse_accelerator_without_gpu(self.accelerator, self.gpus)
         return self
+
+    @property
+    def _can_quantize(self) -> bool:
+        on_cpu = self.backend == "native" and not self.gpus and self.tensor_parallel == 1
+        return on_cpu and self.dtype != "bfloat16"
+
+    @property
+    def own_quantize(self) -> Quantize:
+        """`quantize`, or `none` where it has no effect."""
+        return self.quantize if self._can_quantize else "none"
 
     def architecture(self) -> Architecture:
         return architecture(self.header_path(), self.inflate_to)

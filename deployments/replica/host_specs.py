@@ -68,6 +68,7 @@ def target_spec(config: AppConfig, placement: Placement) -> TargetSpec:
         dtype=_dtype(target.dtype),
         kv_tokens=target.kv_tokens,
         swap_tokens=target.swap_tokens,
+        quantize=target.own_quantize,
         backend=target.backend,
         attention=target.attention,
         engine_args=target.engine_args,

@@ -36,6 +36,11 @@ class PackedPlan:
         if len(self._walked):
             self._arrays = _walk_arrays(batch, self._walked)
 
+    @property
+    def walk_arrays(self) -> WalkArrays | None:
+        """The kernel's arguments, if it computes all requests."""
+        return None if self._gathered else self._arrays
+
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
         if not self._gathered:
             return self._walk(query, keys, values, scoring)

@@ -131,7 +131,7 @@ def fused_layer(layer: nn.Module, number: int, window: int | None = None) -> Fus
         fused_norm(layer.input_layernorm),
         attention.q_proj.whole,
         (query_heads, kv_heads, kv_heads),
-        _head_norms(attention, query_heads, kv_heads),
+        head_norms(attention, query_heads, kv_heads),
         Scoring(attention.scaling, getattr(attention, "sliding_window", window)),
         attention.o_proj,
         fused_norm(layer.post_attention_layernorm),
@@ -141,7 +141,7 @@ def fused_layer(layer: nn.Module, number: int, window: int | None = None) -> Fus
     )
 
 
-def _head_norms(attention: nn.Module, query_heads: int, kv_heads: int) -> Norm:
+def head_norms(attention: nn.Module, query_heads: int, kv_heads: int) -> Norm:
     if not hasattr(attention, "q_norm"):
         return Norm(np.empty((query_heads + kv_heads, 0), np.float32), 0.0)
     query, key = fused_norm(attention.q_norm), fused_norm(attention.k_norm)

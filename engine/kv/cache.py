@@ -72,10 +72,11 @@ class KVCache:
         self._host_pool = BlockPool(swap_blocks, clock)
         self._storage = _allocate(shape, blocks * block_size, shape.device)
         self._host_storage = _allocate(shape, swap_blocks * block_size, torch.device("cpu"))
-        heads = self._storage.unflatten(-1, (shape.kv_heads, shape.head_dim))
-        self.k: list[Tensor] = list(heads[0::2])
+        self.pool = self._storage.unflatten(-1, (shape.kv_heads, shape.head_dim))
+        """[2 · layers, slots, kv_heads, head_dim], keys and values of a layer side by side."""
+        self.k: list[Tensor] = list(self.pool[0::2])
         """Per layer: [slots, kv_heads, head_dim]."""
-        self.v: list[Tensor] = list(heads[1::2])
+        self.v: list[Tensor] = list(self.pool[1::2])
         self._entries: dict[str, _Entry] = {}
         self.swaps = 0
         """Requests that were swapped out."""

@@ -1,0 +1,173 @@
+"""Compares the default config with llama.cpp's server on the same file of weights.
+
+`python -m benchmarks.real.llama_cpp --data DIR [--clients 1 4 16] [--rounds 3] [--json FILE]`
+
+Both are served over HTTP on this machine, with two threads: Spindle by `cluster.yaml`, with its
+drafters and without; llama.cpp by the wheel `xllamacpp`, plain and with its own n-gram drafts
+(`pip install xllamacpp`). Greedy answers of `--max-tokens` tokens to prompts that nobody has seen;
+in each round all serve the same ones, in turns. Names: llama_cpp/CONTENDER/cCLIENTS (tokens per
+second, the median of the rounds; `reference`: plain llama.cpp), and llama_cpp/CONTENDER/prefill
+(tokens per second of a prompt of 1,024).
+"""
+
+import asyncio
+import multiprocessing
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from aiohttp import ClientSession, ClientTimeout
+
+from benchmarks.processes import end_after_ray
+from benchmarks.real.prompts import real_prompts
+from benchmarks.report import Record, parser, publish
+from benchmarks.serving.app import running
+from benchmarks.serving.closed_loop import closed_loop
+from benchmarks.serving.requests import Request
+from cluster.built_in_models import SMOLLM2, smollm2_path
+from cluster.check import read
+from cluster.fetch import download_gguf
+
+THREADS = 2
+SLOTS = 16
+CONTEXT = 2048
+"""Of each slot."""
+PLAIN = "plain"
+NGRAM = "ngram"
+PREFILL_TOKENS = 1024
+PORT = 8765
+CONFIG = Path("cluster.yaml")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    own = parser(__doc__)
+    own.add_argument("--data", type=Path, default=Path("../shared/data"))
+    own.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
+    own.add_argument("--requests", type=int, default=16, help="of a round, at least one a client")
+    own.add_argument("--max-tokens", type=int, default=64)
+    own.add_argument("--rounds", type=int, default=3)
+    options = own.parse_args(arguments)
+    needed = options.rounds * sum(max(options.requests, n) for n in options.clients)
+    prompts = [one for one in real_prompts(options.data, smollm2_path()) if _fits(one, options)]
+    if len(prompts) < needed:
+        own.error(f"--rounds: there are {len(prompts)} prompts, and {needed} would be asked")
+    with ExitStack() as servers:
+        urls = {
+            f"llama_cpp_{kind}": servers.enter_context(llama_cpp(kind)) for kind in (PLAIN, NGRAM)
+        }
+        urls["spindle"] = servers.enter_context(running(_arguments(), PORT)).url
+        publish(asyncio.run(_measured(urls, prompts, options)), options.json)
+    end_after_ray(0)
+
+
+def _fits(request: Request, options: Any) -> bool:
+    return len(request.prompt) + options.max_tokens <= CONTEXT
+
+
+def _arguments() -> dict[str, Any]:
+    (application,) = read(CONFIG)
+    return {**application.args, "grpc": None}
+
+
+@contextmanager
+def llama_cpp(kind: str) -> Iterator[str]:
+    """The server's URL, in a process of its own."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    with TemporaryDirectory() as folder:
+        file = download_gguf(Path(folder))
+        process = spawn.Process(target=_run_server, args=(str(file), kind, theirs), daemon=True)
+        process.start()
+        try:
+            if not ours.poll(120):
+                raise TimeoutError("llama.cpp's server has not started within 120 s")
+            yield ours.recv()
+        finally:
+            process.kill()
+            process.join()
+
+
+def _run_server(file: str, kind: str, started: Any) -> None:
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = file
+    params.n_parallel, params.n_ctx = SLOTS, SLOTS * CONTEXT
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = THREADS
+    params.port = _free_port()
+    if kind == NGRAM:
+        params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
+    server = xllamacpp.Server(params)
+    started.send(server.listening_address)
+    while True:
+        time.sleep(60)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def _measured(
+    urls: Mapping[str, str], prompts: Sequence[Request], options: Any
+) -> list[Record]:
+    records = []
+    async with ClientSession(timeout=ClientTimeout(600)) as session:
+        unseen = iter(prompts)
+        contenders = {
+            "llama_cpp": (urls["llama_cpp_plain"], {}),
+            "llama_cpp_ngram": (urls["llama_cpp_ngram"], {}),
+            "spindle_plain": (urls["spindle"], {"spindle": {"speculation": "off"}}),
+            "spindle": (urls["spindle"], {}),
+        }
+        for name, (url, extra) in contenders.items():
+            await _ask(session, url, Request("", tuple(range(100, 160))), 16, extra)
+            prompt = Request("", tuple(7 + number * 31 % 40_000 for number in range(PREFILL_TOKENS)))
+            started = time.perf_counter()
+            await _ask(session, url, prompt, 1, extra)
+            speed = PREFILL_TOKENS / (time.perf_counter() - started)
+            records.append(Record(f"llama_cpp/{name}/prefill", speed, "tokens/s"))
+        for clients in options.clients:
+            speeds: dict[str, list[float]] = {name: [] for name in contenders}
+            for number in range(options.rounds):
+                turn = [next(unseen) for _ in range(max(options.requests, clients))]
+                order = list(contenders.items())
+                for name, (url, extra) in order[number % 4 :] + order[: number % 4]:
+                    async def send(_: int, request: Request) -> int:
+                        return await _ask(session, url, request, options.max_tokens, extra)
+
+                    lengths, seconds = await closed_loop(turn, clients, send)
+                    speeds[name].append(sum(lengths) / seconds)
+            plain = median(speeds["llama_cpp"])
+            for name, own in speeds.items():
+                record = Record.over(plain, f"llama_cpp/{name}/c{clients}", median(own), "tokens/s")
+                records.append(record)
+    return records
+
+
+async def _ask(
+    session: ClientSession, url: str, request: Request, tokens: int, extra: Mapping[str, Any]
+) -> int:
+    body = {
+        "model": SMOLLM2,
+        "prompt": list(request.prompt),
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        **extra,
+    }
+    async with session.post(f"{url}/v1/completions", json=body) as response:
+        answer = await response.json()
+        if response.status != 200:
+            raise RuntimeError(f"{url}: {answer}")
+        return int(answer["usage"]["completion_tokens"])
+
+
+if __name__ == "__main__":
+    main()

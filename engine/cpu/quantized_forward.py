@@ -1,0 +1,238 @@
+"""A CPU forward of Llama and similar families over quantized weights, in compiled loops.
+
+The weights keep their values, and inputs of linear layers are rounded to 8 bits. All other numbers
+are float32. A row's bits depend on its own request alone (quantized_steps.py), so a batch, a draft
+or a policy changes no token.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from engine.attention.context import Scoring
+from engine.attention.pool import PoolAttention
+from engine.cpu.decoder_loop import FAMILIES, head_norms
+from engine.cpu.prepack import has_hooks
+from engine.cpu.quantized_kernel import OUTPUTS, product_address
+from engine.cpu.quantized_steps import (
+    FIELDS,
+    SCALE_GROUP,
+    Rows,
+    Weights,
+    attention_inputs,
+    output_logits,
+    rest_of_layer,
+    whole_layers,
+)
+from engine.cpu.quantized_weights import QuantizedLinear
+from engine.hidden_states import HiddenStates
+
+LINEARS = (
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+    "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+)  # fmt: skip
+"""Of a layer, in the order of Weights.linears."""
+HEAD = "lm_head"
+_NO_WINDOW = np.iinfo(np.int64).max
+_NO_SINKS = np.empty(0, np.float32)
+
+
+def linear_names(layers: int) -> list[str]:
+    """The modules whose weights must be quantized."""
+    return [f"model.layers.{layer}.{name}" for layer in range(layers) for name in LINEARS] + [HEAD]
+
+
+def can_run(model: PreTrainedModel) -> bool:
+    """Whether the model's layers are of the form that is computed here."""
+    config = model.config
+    if config.model_type not in FAMILIES or config.hidden_act != "silu":
+        return False
+    attention = model.model.layers[0].self_attn
+    biased = [
+        model.get_submodule(name).bias is not None
+        for name in linear_names(config.num_hidden_layers)
+        if not name.endswith(("q_proj", "k_proj", "v_proj"))
+    ]
+    key_outputs = config.num_key_value_heads * attention.head_dim
+    widths = {model.get_submodule(name).in_features % SCALE_GROUP for name in linear_names(1)}
+    return not (any(biased) or any(widths) or key_outputs % OUTPUTS) and not any(
+        has_hooks(module) for module in model.modules()
+    )
+
+
+class Shape(NamedTuple):
+    layers: int
+    hidden: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    gated: int
+    vocabulary: int
+
+
+class QuantizedForward:
+    """Called like engine.cpu.decoder_loop's forward."""
+
+    def __init__(self, model: PreTrainedModel, linears: Mapping[str, QuantizedLinear]) -> None:
+        """`linears`: by the names of `linear_names`. The model keeps its embeddings, norms and
+        rotary positions; its linear layers are not read."""
+        config, decoder = model.config, model.model
+        attention = decoder.layers[0].self_attn
+        head_dim = attention.head_dim
+        self._shape = Shape(
+            layers=len(decoder.layers),
+            hidden=config.hidden_size,
+            query_heads=linears["model.layers.0.self_attn.q_proj"].outputs // head_dim,
+            kv_heads=linears["model.layers.0.self_attn.k_proj"].outputs // head_dim,
+            head_dim=head_dim,
+            gated=config.intermediate_size,
+            vocabulary=config.vocab_size,
+        )
+        self._linears = linears  # whose memory the addresses name
+        self._embed, self._rotary = decoder.embed_tokens, decoder.rotary_emb
+        window = getattr(config, "sliding_window", None)
+        self._scorings = [
+            Scoring(layer.self_attn.scaling, getattr(layer.self_attn, "sliding_window", window))
+            for layer in decoder.layers
+        ]
+        norms = [
+            head_norms(layer.self_attn, self._shape.query_heads, self._shape.kv_heads)
+            for layer in decoder.layers
+        ]
+        self._weights = Weights(
+            np.stack([_layer_fields(linears, layer) for layer in range(self._shape.layers)]),
+            np.stack(
+                [
+                    np.stack([_floats(layer.input_layernorm.weight), _floats(layer.post_attention_layernorm.weight)])
+                    for layer in decoder.layers
+                ]
+            ),
+            decoder.norm.variance_epsilon,
+            np.stack([norm.weight for norm in norms]),
+            norms[0].epsilon,
+            _biases(model),
+            np.array([_NO_WINDOW if one.window is None else one.window for one in self._scorings], np.int64),
+            self._scorings[0].scale,
+            _floats(decoder.norm.weight),
+            np.array([_fields(linears[HEAD], 0)], np.int64),
+        )
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        wanted: Tensor,
+        attend: PoolAttention,
+        states: HiddenStates | None,
+    ) -> Tensor:
+        shape, weights = self._shape, self._weights
+        threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+        numba.set_num_threads(threads)
+        embedded = self._embed(tokens).float()
+        cos, sin = (part[0].float().numpy() for part in self._rotary(embedded[None], positions[None]))
+        rows = _rows(shape, embedded.numpy(), cos, sin, attend.slots)
+        arrays = attend.plan.walk_arrays
+        taken = [] if states is None else sorted(states.layers)
+        first = 0
+        for end in [*taken, shape.layers]:
+            if arrays is not None:
+                pool = attend.kv.pool.numpy()
+                whole_layers(threads, first, end, weights, rows, arrays, pool, _NO_SINKS)
+            else:
+                for layer in range(first, end):
+                    self._layer(threads, layer, rows, attend)
+            if states is not None and end < shape.layers:
+                states.take(end, torch.from_numpy(rows.hidden + rows.added))
+            first = end
+        chosen = _chosen(rows, wanted.numpy())
+        padded = -(-shape.vocabulary // OUTPUTS) * OUTPUTS
+        logits = np.empty((len(wanted), padded), np.float32)
+        output_logits(threads, weights, chosen, logits)
+        return torch.from_numpy(logits)[:, : shape.vocabulary]
+
+    def _layer(self, threads: int, layer: int, rows: Rows, attend: PoolAttention) -> None:
+        """A layer in which requests have too many rows to walk over the pool."""
+        keys, values = attend.kv.k[layer], attend.kv.v[layer]
+        attention_inputs(threads, layer, self._weights, rows, keys.numpy(), values.numpy())
+        query = torch.from_numpy(rows.query)
+        mixed = attend.plan.attend(query, keys, values, self._scorings[layer])
+        rows.mixed[:] = mixed.reshape(rows.mixed.shape).numpy()
+        rest_of_layer(threads, layer, self._weights, rows)
+
+
+def _rows(
+    shape: Shape, hidden: NDArray[np.float32], cos: NDArray[np.float32], sin: NDArray[np.float32], slots: NDArray[np.int64]
+) -> Rows:
+    count = len(hidden)
+    attention = shape.query_heads * shape.head_dim
+    widest = max(shape.hidden, attention, shape.gated)
+    groups = count * (widest // SCALE_GROUP)
+
+    def floats(*size: int) -> NDArray[np.float32]:
+        return np.empty(size, np.float32)
+
+    return Rows(
+        hidden,
+        np.zeros((count, shape.hidden), np.float32),
+        floats(count, shape.hidden),
+        np.empty(count * widest, np.int8),
+        floats(groups),
+        floats(groups),
+        floats(2 * groups),
+        floats(count, (shape.query_heads + 2 * shape.kv_heads) * shape.head_dim),
+        floats(count, shape.query_heads, shape.head_dim),
+        floats(count, attention),
+        floats(count, 2 * shape.gated),
+        floats(count, shape.gated),
+        np.ascontiguousarray(cos),
+        np.ascontiguousarray(sin),
+        slots,
+    )
+
+
+def _chosen(rows: Rows, wanted: NDArray[np.int64]) -> Rows:
+    """The rows whose logits are wanted."""
+    return rows._replace(
+        hidden=rows.hidden[wanted], added=rows.added[wanted], normed=rows.normed[: len(wanted)]
+    )
+
+
+def _layer_fields(linears: Mapping[str, QuantizedLinear], layer: int) -> NDArray[np.int64]:
+    own = [linears[f"model.layers.{layer}.{name}"] for name in LINEARS]
+    query, key, _, _, gate, _, _ = (linear.outputs for linear in own)
+    firsts = (0, query, query + key, 0, 0, gate, 0)
+    fields = [_fields(linear, first) for linear, first in zip(own, firsts, strict=True)]
+    return np.array(fields, np.int64).reshape(len(LINEARS), FIELDS)
+
+
+def _fields(linear: QuantizedLinear, first_output: int) -> list[int]:
+    tiles, groups, _ = linear.tiles.shape
+    return [
+        product_address(linear.kind),
+        linear.tiles.ctypes.data,
+        tiles,
+        groups,
+        first_output,
+        int(linear.kind.group < SCALE_GROUP),
+    ]
+
+
+def _biases(model: PreTrainedModel) -> NDArray[np.float32]:
+    """[layers, outputs of the projections], or [layers, 0]."""
+    layers = []
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        biases = [np.empty(0, np.float32) if one.bias is None else _floats(one.bias) for one in projections]
+        layers.append(np.concatenate(biases))
+    return np.stack(layers)
+
+
+def _floats(weight: Tensor) -> NDArray[np.float32]:
+    return weight.detach().float().numpy()
