@@ -21,12 +21,12 @@ class HiddenStates:
     """Collects the rows that enter the layers during one forward."""
 
     def __init__(self, layers: Sequence[int]) -> None:
-        self._layers = frozenset(layers)
+        self.layers = frozenset(layers)
         self._taken: dict[int, Tensor] = {}
 
     def take(self, layer: int, hidden: Tensor) -> None:
         """`hidden`: [rows, hidden size]; layers that no order requests are ignored."""
-        if layer in self._layers:
+        if layer in self.layers:
             self._taken[layer] = hidden.clone()  # later operations may work in place
 
     def rows(self, layers: Sequence[int], indices: Sequence[int]) -> NDArray[Any]:

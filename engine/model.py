@@ -6,7 +6,7 @@ can replace them before the model is packed. On a CPU the linear layers are prep
 are padded to a few row counts (engine/cpu/row_counts.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from engine.attention.hook import Handler, attention_handled_by
 from engine.attention.layouts import LAYOUTS, LayoutName
 from engine.attention.pool import PoolAttention
 from engine.checkpoint import load_config, load_whole
-from engine.cpu.decoder_loop import Forward, fused_forward
+from engine.cpu.decoder_loop import FloatForward, fused_forward
 from engine.cpu.prepack import prepack
 from engine.cpu.quantized_forward import QuantizedForward
 from engine.cpu.quantized_loading import Quantize, quantized_linears
@@ -37,6 +37,9 @@ from engine.hidden_states import HiddenStates, taken_from_modules
 from engine.kv.cache import KVCache, KVShape
 from engine.step_graphs import StepGraphs
 
+Forward = Callable[[Tensor, Tensor, Tensor, PoolAttention, HiddenStates | None], Tensor]
+"""tokens [rows], positions [rows], wanted [n] → logits of the wanted rows."""
+
 BLOCK_SIZE = 16
 CPU_DTYPES = (torch.float32, torch.bfloat16)
 PROBE_PROMPTS = (range(0, 5), range(5, 8))
@@ -44,7 +47,7 @@ MOST_PROBE_ERROR = {torch.float32: 1e-3}
 """Largest accepted error, relative to the range of the logits. If a request attended to another
 one's rows, the error would be far larger."""
 MOST_PROBE_ERROR_ROUNDED = 0.1
-"""The same for 16-bit dtypes."""
+"""The same for 16-bit dtypes and quantized weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +104,14 @@ class PackedModel:
         # Read for uncommitted rows only: a committed row's position is its index.
         self._slot_positions = np.zeros(self.kv.capacity, np.int64)
         stock = self._stock_probe()
-        compute = _float_forward(model) if quantized is None else _quantized(model, quantized)
-        self._compute = compute
         self.is_quantized = quantized is not None
-        self._most_error = (
-            MOST_PROBE_ERROR_ROUNDED
-            if quantized
-            else MOST_PROBE_ERROR.get(model.dtype, MOST_PROBE_ERROR_ROUNDED)
-        )
-        self._graphs = StepGraphs(compute, self.kv) if static_steps else None
+        self._compute: Forward
+        self._graphs: StepGraphs | None = None
+        if quantized is not None:
+            self._compute = _quantized(model, quantized)
+        else:
+            self._compute = floats = _float_forward(model)
+            self._graphs = StepGraphs(floats, self.kv) if static_steps else None
         self._check_against(stock)
 
     @classmethod
@@ -253,18 +255,18 @@ class PackedModel:
         packed = PackedModel.forward(self, segments)
         for segment in segments:
             self.kv.release(segment.request)
-        check_logits(self.hf_model, packed, stock, "packed", self._most_error)
+        check_logits(self.hf_model, packed, stock, "packed", rounded=self.is_quantized)
 
 
-def _float_forward(model: PreTrainedModel) -> Forward:
+def _float_forward(model: PreTrainedModel) -> FloatForward:
     prepack(model)
-    compute: Forward = fused_forward(model) or partial(stock_forward, model)
+    compute: FloatForward = fused_forward(model) or partial(stock_forward, model)
     if model.device.type == "cpu":
         compute = with_few_row_counts(compute, has_slow_row_counts(model.device, model.dtype))
     return compute
 
 
-def _quantized(model: PreTrainedModel, linears: Mapping[str, QuantizedLinear]) -> Forward:
+def _quantized(model: PreTrainedModel, linears: Mapping[str, QuantizedLinear]) -> QuantizedForward:
     compute = QuantizedForward(model, linears)
     embeddings = model.get_input_embeddings().weight
     for name in linears:
@@ -294,11 +296,15 @@ def stock_forward(
 
 
 def check_logits(
-    model: PreTrainedModel, logits: Tensor, stock: Tensor, kind: str, most_error: float
+    model: PreTrainedModel, logits: Tensor, stock: Tensor, kind: str, *, rounded: bool = False
 ) -> None:
-    """Raises UnsupportedModel if the logits differ by more than rounding."""
+    """Raises UnsupportedModel if the logits differ by more than rounding. `rounded`: to fewer bits
+    than the model's dtype has."""
+    most = MOST_PROBE_ERROR_ROUNDED
+    if not rounded:
+        most = MOST_PROBE_ERROR.get(model.dtype, MOST_PROBE_ERROR_ROUNDED)
     error = float((logits - stock).abs().max() / (stock.amax() - stock.amin()))
-    if not error <= most_error:
+    if not error <= most:
         raise UnsupportedModel(
             model.config.model_type,
             f"its {kind} logits differ from the stock model's by {error:.1%} of their range",

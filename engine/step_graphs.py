@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.attention.context import AttentionBatch, Scoring
 from engine.attention.hook import LayerCall
 from engine.attention.partial import add_sinks, attend_part, group_queries, ungroup_queries
-from engine.cpu.decoder_loop import Forward
+from engine.cpu.decoder_loop import FloatForward
 from engine.kv.cache import KVCache
 
 
@@ -95,7 +95,7 @@ class StepShape(NamedTuple):
 class StepGraphs:
     """Used by one thread at a time. All graphs share one memory pool."""
 
-    def __init__(self, compute: Forward, kv: KVCache) -> None:
+    def __init__(self, compute: FloatForward, kv: KVCache) -> None:
         self._compute = compute
         self._kv = kv
         self._steps: dict[StepShape, _Step] = {}
@@ -136,7 +136,7 @@ class StepGraphs:
 class _Step:
     """The tensors of one shape, and the forward over them."""
 
-    def __init__(self, compute: Forward, kv: KVCache, shape: StepShape) -> None:
+    def __init__(self, compute: FloatForward, kv: KVCache, shape: StepShape) -> None:
         device = kv.shape.device
         self._compute = compute
         self._kv = kv

@@ -14,8 +14,9 @@ import asyncio
 import multiprocessing
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -39,9 +40,13 @@ CONTEXT = 2048
 """Of each slot."""
 PLAIN = "plain"
 NGRAM = "ngram"
+WITHOUT_DRAFTS = {"spindle": {"speculation": "off"}}
 PREFILL_TOKENS = 1024
 PORT = 8765
 CONFIG = Path("cluster.yaml")
+
+Ask = Callable[[int, Request], Awaitable[int]]
+"""Sends a request for so many tokens; returns how many came."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -101,7 +106,9 @@ def _run_server(file: str, kind: str, started: Any) -> None:
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = THREADS
     params.port = _free_port()
     if kind == NGRAM:
-        params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
+        params.speculative.types = [
+            xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE
+        ]
     server = xllamacpp.Server(params)
     started.send(server.listening_address)
     while True:
@@ -119,29 +126,27 @@ async def _measured(
 ) -> list[Record]:
     records = []
     async with ClientSession(timeout=ClientTimeout(600)) as session:
-        unseen = iter(prompts)
-        contenders = {
-            "llama_cpp": (urls["llama_cpp_plain"], {}),
-            "llama_cpp_ngram": (urls["llama_cpp_ngram"], {}),
-            "spindle_plain": (urls["spindle"], {"spindle": {"speculation": "off"}}),
-            "spindle": (urls["spindle"], {}),
+        contenders: dict[str, Ask] = {
+            "llama_cpp": partial(_ask, session, urls["llama_cpp_plain"], {}),
+            "llama_cpp_ngram": partial(_ask, session, urls["llama_cpp_ngram"], {}),
+            "spindle_plain": partial(_ask, session, urls["spindle"], WITHOUT_DRAFTS),
+            "spindle": partial(_ask, session, urls["spindle"], {}),
         }
-        for name, (url, extra) in contenders.items():
-            await _ask(session, url, Request("", tuple(range(100, 160))), 16, extra)
-            prompt = Request("", tuple(7 + number * 31 % 40_000 for number in range(PREFILL_TOKENS)))
+        for name, ask in contenders.items():
+            await ask(1, Request("", tuple(range(100, 160))))
+            prompt = tuple(7 + number * 31 % 40_000 for number in range(PREFILL_TOKENS))
             started = time.perf_counter()
-            await _ask(session, url, prompt, 1, extra)
+            await ask(1, Request("", prompt))
             speed = PREFILL_TOKENS / (time.perf_counter() - started)
             records.append(Record(f"llama_cpp/{name}/prefill", speed, "tokens/s"))
+        unseen = iter(prompts)
         for clients in options.clients:
             speeds: dict[str, list[float]] = {name: [] for name in contenders}
             for number in range(options.rounds):
                 turn = [next(unseen) for _ in range(max(options.requests, clients))]
-                order = list(contenders.items())
-                for name, (url, extra) in order[number % 4 :] + order[: number % 4]:
-                    async def send(_: int, request: Request) -> int:
-                        return await _ask(session, url, request, options.max_tokens, extra)
-
+                order = [*contenders][number % 4 :] + [*contenders][: number % 4]
+                for name in order:
+                    send = partial(_answer, contenders[name], options.max_tokens)
                     lengths, seconds = await closed_loop(turn, clients, send)
                     speeds[name].append(sum(lengths) / seconds)
             plain = median(speeds["llama_cpp"])
@@ -151,8 +156,12 @@ async def _measured(
     return records
 
 
+async def _answer(ask: Ask, tokens: int, _: int, request: Request) -> int:
+    return await ask(tokens, request)
+
+
 async def _ask(
-    session: ClientSession, url: str, request: Request, tokens: int, extra: Mapping[str, Any]
+    session: ClientSession, url: str, extra: Mapping[str, Any], tokens: int, request: Request
 ) -> int:
     body = {
         "model": SMOLLM2,

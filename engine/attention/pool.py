@@ -1,6 +1,6 @@
 """The attention of one forward over a KV pool."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,10 +8,13 @@ from torch import Tensor
 
 from engine.attention.context import AttentionPlan
 from engine.attention.hook import LayerCall
+from engine.attention.packed import PackedPlan
+from engine.attention.walk import WalkArrays
 from engine.kv.cache import KVCache
 
 
-class PoolAttention(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PoolAttention:
     """A handler of attention: writes a layer's new keys and values into the pool, then attends."""
 
     kv: KVCache
@@ -20,6 +23,11 @@ class PoolAttention(NamedTuple):
     """Of the new rows."""
     slot_index: Tensor
     """The same on the pool's device."""
+
+    @property
+    def walk_arrays(self) -> WalkArrays | None:
+        """The walking kernel's arguments, if it computes all requests."""
+        return self.plan.walk_arrays if isinstance(self.plan, PackedPlan) else None
 
     def __call__(self, call: LayerCall) -> Tensor:
         keys, values = self.kv.k[call.layer], self.kv.v[call.layer]

@@ -20,7 +20,7 @@ from engine.cpu.norm_kernels import Bits, Floats, rms_norm, rotate
 from engine.cpu.prepack import PackedLinear, PackedPart, has_hooks, join
 from engine.hidden_states import HiddenStates
 
-Forward = Callable[[Tensor, Tensor, Tensor, Handler, HiddenStates | None], Tensor]
+FloatForward = Callable[[Tensor, Tensor, Tensor, Handler, HiddenStates | None], Tensor]
 """tokens [rows], positions [rows], wanted [n] → logits of the wanted rows [n, vocabulary]. Fills
 the hidden states."""
 
@@ -74,7 +74,7 @@ class FusedLayer(NamedTuple):
         return self.down.plus(gated, hidden)
 
 
-def fused_forward(model: PreTrainedModel) -> Forward | None:
+def fused_forward(model: PreTrainedModel) -> FloatForward | None:
     """The forward of a prepacked model; None if the model's own forward must run: on another
     device, in another family, or with replaced or hooked layers (tensor parallel)."""
     if not _is_fusible(model):

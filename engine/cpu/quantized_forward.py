@@ -109,7 +109,12 @@ class QuantizedForward:
             np.stack([_layer_fields(linears, layer) for layer in range(self._shape.layers)]),
             np.stack(
                 [
-                    np.stack([_floats(layer.input_layernorm.weight), _floats(layer.post_attention_layernorm.weight)])
+                    np.stack(
+                        [
+                            _floats(layer.input_layernorm.weight),
+                            _floats(layer.post_attention_layernorm.weight),
+                        ]
+                    )
                     for layer in decoder.layers
                 ]
             ),
@@ -117,7 +122,10 @@ class QuantizedForward:
             np.stack([norm.weight for norm in norms]),
             norms[0].epsilon,
             _biases(model),
-            np.array([_NO_WINDOW if one.window is None else one.window for one in self._scorings], np.int64),
+            np.array(
+                [_NO_WINDOW if one.window is None else one.window for one in self._scorings],
+                np.int64,
+            ),
             self._scorings[0].scale,
             _floats(decoder.norm.weight),
             np.array([_fields(linears[HEAD], 0)], np.int64),
@@ -135,9 +143,11 @@ class QuantizedForward:
         threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
         numba.set_num_threads(threads)
         embedded = self._embed(tokens).float()
-        cos, sin = (part[0].float().numpy() for part in self._rotary(embedded[None], positions[None]))
+        cos, sin = (
+            part[0].float().numpy() for part in self._rotary(embedded[None], positions[None])
+        )
         rows = _rows(shape, embedded.numpy(), cos, sin, attend.slots)
-        arrays = attend.plan.walk_arrays
+        arrays = attend.walk_arrays
         taken = [] if states is None else sorted(states.layers)
         first = 0
         for end in [*taken, shape.layers]:
@@ -167,7 +177,11 @@ class QuantizedForward:
 
 
 def _rows(
-    shape: Shape, hidden: NDArray[np.float32], cos: NDArray[np.float32], sin: NDArray[np.float32], slots: NDArray[np.int64]
+    shape: Shape,
+    hidden: NDArray[np.float32],
+    cos: NDArray[np.float32],
+    sin: NDArray[np.float32],
+    slots: NDArray[np.int64],
 ) -> Rows:
     count = len(hidden)
     attention = shape.query_heads * shape.head_dim
@@ -229,7 +243,10 @@ def _biases(model: PreTrainedModel) -> NDArray[np.float32]:
     for layer in model.model.layers:
         attention = layer.self_attn
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        biases = [np.empty(0, np.float32) if one.bias is None else _floats(one.bias) for one in projections]
+        biases = [
+            np.empty(0, np.float32) if one.bias is None else _floats(one.bias)
+            for one in projections
+        ]
         layers.append(np.concatenate(biases))
     return np.stack(layers)
 

@@ -185,9 +185,7 @@ def _build_tile(builder: ir.IRBuilder, kind: Format, count: int, arguments: Valu
             place = builder.add(builder.mul(row_scales, _I64(row)), in_row)
             factor = builder.fmul(scale, _spread_float(builder, scales, place))
             place = builder.add(builder.mul(groups, _I64(row)), group)
-            both = _fma(
-                builder, builder.sitofp(products, _FLOATS), factor, builder.load(total)
-            )
+            both = _fma(builder, builder.sitofp(products, _FLOATS), factor, builder.load(total))
             both = _fma(builder, least, _spread_float(builder, sums, place), both)
             builder.store(both, total)
     for row, total in enumerate(totals):
@@ -307,9 +305,7 @@ def _load(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, align: int) -
 def _half(builder: ir.IRBuilder, vector: ir.Value, half: int) -> ir.Value:
     count = vector.type.count // 2
     order = [half * count + lane for lane in range(count)]
-    return builder.shuffle_vector(
-        vector, vector, ir.Constant(ir.VectorType(_I32, count), order)
-    )
+    return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(_I32, count), order))
 
 
 def _splat(builder: ir.IRBuilder, kind: ir.VectorType, number: ir.Value) -> ir.Value:

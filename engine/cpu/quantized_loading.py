@@ -11,7 +11,14 @@ from transformers import PreTrainedModel
 
 from cluster.checkpoint_files import QUANTIZED
 from engine.cpu.quantized_forward import HEAD, can_run, linear_names
-from engine.cpu.quantized_weights import GGUF_TYPES, Bits, QuantizedLinear, dequantized, from_gguf, quantized
+from engine.cpu.quantized_weights import (
+    GGUF_TYPES,
+    Bits,
+    QuantizedLinear,
+    dequantized,
+    from_gguf,
+    quantized,
+)
 
 Quantize = Literal["auto", "none", "int8", "int4"]
 
@@ -55,6 +62,8 @@ def _of_file(file: Path, names: list[str]) -> dict[str, QuantizedLinear] | None:
         stored = {name: name if name in kinds else "model.embed_tokens" for name in names}
         others = sorted({kinds[name] for name in stored.values()} - {*GGUF_TYPES})
         if others:
-            _LOG.warning("%s: no kernels for %s; served as floats", file.parent.name, ", ".join(others))
+            _LOG.warning(
+                "%s: no kernels for %s; served as floats", file.parent.name, ", ".join(others)
+            )
             return None
         return {name: from_gguf(kinds[key], blocks.get_tensor(key)) for name, key in stored.items()}

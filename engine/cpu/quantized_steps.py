@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from engine.attention.walk import WalkArrays, walk_parallel
 from engine.cpu.fast_math import fast_exp
 from engine.cpu.norm_kernels import rms_norm, rotate
-from engine.cpu.quantized_kernel import OUTPUTS, call_product
+from engine.cpu.quantized_kernel import call_product
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]

@@ -1,12 +1,12 @@
-"""Weights of 4 to 8 bits in the tiles that quantized_kernel.py multiplies: those of a GGUF file with
-the file's own values, or rounded from floats.
+"""Weights of 4 to 8 bits in the tiles of quantized_kernel.py: those of a GGUF file, with its own
+values, or rounded from floats.
 
 A GGUF block is the numbers of neighbouring inputs of one output, with what they are scaled by. Each
 type that is read has weights of the form scale · number + least in groups of 16 or 32 inputs.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +68,7 @@ def packed(groups: Groups, *, half: bool) -> QuantizedLinear:
     return QuantizedLinear(kind, inputs, outputs, joined)
 
 
-def _whole_tiles(rows: NDArray[np.generic]) -> NDArray[np.generic]:
+def _whole_tiles(rows: NDArray[Any]) -> NDArray[Any]:
     missing = -len(rows) % OUTPUTS
     return np.pad(rows, ((0, missing), (0, 0))) if missing else rows
 
@@ -119,7 +119,11 @@ def dequantized(linear: QuantizedLinear) -> Floats:
 
 def _half(blocks: Bytes, first: int) -> Floats:
     """The float16 at byte `first` of each block."""
-    return np.ascontiguousarray(blocks[..., first : first + 2]).view(np.float16)[..., 0].astype(np.float32)
+    return (
+        np.ascontiguousarray(blocks[..., first : first + 2])
+        .view(np.float16)[..., 0]
+        .astype(np.float32)
+    )
 
 
 def _nibbles(packed_bytes: Bytes) -> Bytes:
@@ -127,7 +131,7 @@ def _nibbles(packed_bytes: Bytes) -> Bytes:
     return np.concatenate([packed_bytes & 15, packed_bytes >> 4], -1)
 
 
-def _rows(numbers: Bytes) -> Bytes:
+def _rows(numbers: NDArray[Any]) -> Bytes:
     return np.ascontiguousarray(numbers.reshape(len(numbers), -1))
 
 
@@ -161,12 +165,16 @@ def _q8_0(blocks: Bytes) -> Groups:
 
 def _q4_k(blocks: Bytes) -> Groups:
     scales, least = _k_scales(blocks)
-    return Groups(_rows(_nibbles(blocks[..., 16:].reshape(*blocks.shape[:2], 4, 32))), scales, least)
+    return Groups(
+        _rows(_nibbles(blocks[..., 16:].reshape(*blocks.shape[:2], 4, 32))), scales, least
+    )
 
 
 def _q5_k(blocks: Bytes) -> Groups:
     scales, least = _k_scales(blocks)
-    lower = _nibbles(blocks[..., 48:].reshape(*blocks.shape[:2], 4, 32)).reshape(*blocks.shape[:2], 8, 32)
+    lower = _nibbles(blocks[..., 48:].reshape(*blocks.shape[:2], 4, 32)).reshape(
+        *blocks.shape[:2], 8, 32
+    )
     fifth = blocks[..., 16:48][..., None, :] >> np.arange(8, dtype=np.uint8)[:, None] & 1
     return Groups(_rows(lower | fifth << 4), scales, least)
 
@@ -183,10 +191,9 @@ def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
 
 def _q6_k(blocks: Bytes) -> Groups:
     shape = blocks.shape[:2]
-    lower = blocks[..., :128].reshape(*shape, 2, 64)
-    lower = _nibbles(lower).reshape(*shape, 2, 4, 32)
-    upper = blocks[..., 128:192].reshape(*shape, 2, 1, 32)
-    upper = upper >> (2 * np.arange(4, dtype=np.uint8))[:, None] & 3
+    lower = _nibbles(blocks[..., :128].reshape(*shape, 2, 64)).reshape(*shape, 2, 4, 32)
+    packed_upper = blocks[..., 128:192].reshape(*shape, 2, 1, 32)
+    upper = packed_upper >> np.array([[0], [2], [4], [6]], np.uint8) & 3
     scales = _half(blocks, 208)[..., None] * blocks[..., 192:208].view(np.int8)
     scales = scales.reshape(shape[0], -1)
     return Groups(_rows(lower | upper << 4), scales, -32 * scales)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from engine.attention.hook import Handler, LayerCall
-from engine.cpu.decoder_loop import Forward
+from engine.cpu.decoder_loop import FloatForward
 from engine.hidden_states import HiddenStates
 
 _COUNTS_PER_OCTAVE = 8
@@ -47,7 +47,7 @@ def padded_row_count(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def with_few_row_counts(forward: Forward, avoid_slow: bool) -> Forward:
+def with_few_row_counts(forward: FloatForward, avoid_slow: bool) -> FloatForward:
     """`forward` on padded inputs; `avoid_slow` if some counts are slow (`has_slow_row_counts`)."""
 
     def count(rows: int) -> int:

@@ -1,17 +1,13 @@
 """A forward over quantized weights: near the float model's, and a row depends on no other row."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from cluster.built_in_models import TARGET, model_path
 from engine.cpu.quantized_loading import Quantize, quantized_linears
-from engine.cpu.threads import set_threads
 from engine.model import PackedModel, Segment
-from engine.verifiers.native import NativeVerifier
 from tests.engine.families import VOCAB, build
 
 FAMILIES = {
@@ -39,7 +35,7 @@ def model_of(family: str, quantize: Quantize) -> PackedModel:
 
 def logits(model: PackedModel, prompts: list[list[int]], chunk: int = 999) -> torch.Tensor:
     """Of all tokens of all prompts, which go through the model together, `chunk` at a time."""
-    for name, prompt in enumerate(prompts):
+    for name in range(len(prompts)):
         model.kv.open(str(name), [])
     parts: dict[int, list[torch.Tensor]] = {name: [] for name in range(len(prompts))}
     for first in range(0, max(map(len, prompts)), chunk):

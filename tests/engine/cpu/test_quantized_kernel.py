@@ -38,9 +38,7 @@ def product(linear: QuantizedLinear, count: int) -> NDArray[np.float32]:
     out = np.full((count, tiles * 16), np.nan, np.float32)
     call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)(product_address(linear.kind))
     addresses = [each.ctypes.data for each in (numbers, scales, sums)]
-    call(
-        linear.tiles.ctypes.data, 0, tiles, groups, *addresses, count, out.ctypes.data, tiles * 16
-    )
+    call(linear.tiles.ctypes.data, 0, tiles, groups, *addresses, count, out.ctypes.data, tiles * 16)
     return out[:, : linear.outputs]
 
 
@@ -59,7 +57,9 @@ def test_product_is_that_of_the_values_whatever_rows_are_beside(kind: str) -> No
 def digest() -> str:
     """Of the products of all formats."""
     linears = [from_gguf(kind, random_blocks(kind, OUTPUTS, INPUTS)) for kind in GGUF_TYPES]
-    return hashlib.sha256(b"".join(product(linear, ROWS).tobytes() for linear in linears)).hexdigest()
+    return hashlib.sha256(
+        b"".join(product(linear, ROWS).tobytes() for linear in linears)
+    ).hexdigest()
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="names processors of this kind")

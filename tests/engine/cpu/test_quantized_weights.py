@@ -47,10 +47,8 @@ def test_floats_are_rounded_by_at_most_half_a_step(bits: Bits) -> None:
     weight[3, :GROUP] = 0
     weight[4, :GROUP] = 0.25
     groups = weight.reshape(48, -1, GROUP)
-    if bits == 8:
-        steps = np.abs(groups).max(-1) / 127
-    else:
-        steps = (groups.max(-1) - groups.min(-1)) / 15
+    spread = 2 * np.abs(groups).max(-1) if bits == 8 else groups.max(-1) - groups.min(-1)
+    steps = spread / {8: 254, 4: 15}[bits]
     rounded = dequantized(quantized(weight, bits)).reshape(groups.shape)
     # Scales and least values are float16, rounded as well.
     bound = 0.51 * steps + 2**-10 * np.abs(groups).max(-1)
