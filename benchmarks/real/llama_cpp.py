@@ -40,7 +40,8 @@ CONTEXT = 2048
 """Of each slot."""
 PLAIN = "plain"
 NGRAM = "ngram"
-WITHOUT_DRAFTS = {"spindle": {"speculation": "off"}}
+WITHOUT_DRAFTS = {"speculation": "off", "cache_salt": "plain"}
+"""Drafts would find the answers that the same server gave without them, but for the salt."""
 PREFILL_TOKENS = 1024
 PORT = 8765
 CONFIG = Path("cluster.yaml")

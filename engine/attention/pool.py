@@ -26,8 +26,8 @@ class PoolAttention:
 
     @property
     def walk_arrays(self) -> WalkArrays | None:
-        """The walking kernel's arguments, if it computes all requests."""
-        return self.plan.walk_arrays if isinstance(self.plan, PackedPlan) else None
+        """The arguments of the kernel that packed attention is."""
+        return self.plan.arrays if isinstance(self.plan, PackedPlan) else None
 
     def __call__(self, call: LayerCall) -> Tensor:
         keys, values = self.kv.k[call.layer], self.kv.v[call.layer]

@@ -100,6 +100,19 @@ def largest(_typing: object, _vector: types.Type) -> Lowering:
 
 
 @intrinsic
+def sum_of(_typing: object, _vector: types.Type) -> Lowering:
+    """The sum of a vector's numbers."""
+
+    def build(_c: object, builder: ir.IRBuilder, _s: object, arguments: Arguments) -> ir.Value:
+        (sums,) = arguments
+        while sums.type.count > 1:
+            sums = _folded(builder, sums)
+        return builder.extract_element(sums, _I32(0))
+
+    return types.float32(_VECTOR), build
+
+
+@intrinsic
 def load(
     _typing: object, array: types.Array, _i: types.Type, _j: types.Type, _k: types.Type
 ) -> Lowering:

@@ -1,9 +1,9 @@
-"""A compiled attention kernel for requests with few new rows, which reads KV rows in place.
+"""A compiled attention kernel, which reads KV rows in place.
 
-Everything is computed in fp32, whatever the pool's dtype. Each row of the pool is read once, for
-all key heads (neighbours in memory) and for all new rows and query heads that share one. A result's
-bits depend on its own request alone: neither other requests nor the number of threads change the
-order of a summation.
+Everything is computed in fp32, whatever the pool's dtype. Requests are cut into blocks of few new
+rows. For a block each row of the pool is read once, for all of its rows and query heads that share
+a key head. A result's bits depend on its own request alone: neither other requests nor the blocks
+nor the number of threads change the order of a summation.
 """
 
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from engine.attention.vectors import (
     spread,
     store,
     store_sums,
+    sum_of,
     zeros,
 )
 from engine.cpu.fast_math import fast_exp
@@ -33,6 +34,9 @@ MASKED = np.float32(-1e30)
 NEGLIGIBLE = np.float32(-60.0)
 """Weights below exp(NEGLIGIBLE) of the largest are set to zero. They are far too small to change an
 fp32 sum, and products with them would be denormal, which takes processors 100 times as long."""
+
+TOGETHER_LINES = 12
+"""Up to this number of lines, all key heads of a block are computed together."""
 
 SLOTS_PER_STEP = 4
 """Slots processed together, so that a query or a sum in registers is used for four of them."""
@@ -50,16 +54,20 @@ Numbers = NDArray[np.float32] | NDArray[np.int16]
 
 
 class WalkArrays(NamedTuple):
-    """The kernel's form of an AttentionBatch."""
+    """The kernel's form of an AttentionBatch, cut into blocks."""
 
-    walked: NDArray[np.int64]
-    """The requests that the kernel computes; `masks` are their flat tail masks in this order."""
-    row_offsets: NDArray[np.int64]
-    kv_offsets: NDArray[np.int64]
-    kv_slots: Slots
+    first_rows: NDArray[np.int64]
+    """[blocks], like all up to `mask_starts`."""
+    row_counts: NDArray[np.int64]
+    first_kvs: NDArray[np.int64]
+    """Where the request's KV rows begin in `kv_slots`."""
+    kv_counts: NDArray[np.int64]
+    """How many of them the block may see."""
     committed: NDArray[np.int64]
-    masks: NDArray[np.bool_]
     mask_starts: NDArray[np.int64]
+    masks: NDArray[np.bool_]
+    """The blocks' flat tail masks, [rows, tail] each."""
+    kv_slots: Slots
     row_positions: NDArray[np.int64]
     kv_positions: NDArray[np.int64]
 
@@ -115,40 +123,35 @@ def _walk_part(
     sinks: Floats,
     mixed: Numbers,
 ) -> None:
-    """One of `parts` parts of equal work: whole requests, as long runs of memory are read fastest;
-    a request on a boundary is split by key heads."""
+    """One of `parts` parts of equal work: whole blocks; one on a boundary is split by key heads."""
     kv_heads, group = keys.shape[1], query.shape[1] // keys.shape[1]
     total, most_lines, most_slots = 0, 0, 0
-    for request in arrays.walked:
-        rows, slots = _size(arrays, request)
+    for block in range(len(arrays.row_counts)):
+        rows, slots = arrays.row_counts[block], arrays.kv_counts[block]
         total += rows * slots
         most_lines, most_slots = max(most_lines, rows * group), max(most_slots, slots)
     start, end = part * total // parts, (part + 1) * total // parts
     scratch = _aligned_scratch(kv_heads * _scratch_size(most_lines, most_slots, query.shape[2]))
     done = 0
-    for nth in range(len(arrays.walked)):
-        rows, slots = _size(arrays, arrays.walked[nth])
+    for block in range(len(arrays.row_counts)):
+        rows, slots = arrays.row_counts[block], arrays.kv_counts[block]
         first_head = _heads_before(start - done, rows * slots, kv_heads)
         end_head = _heads_before(end - done, rows * slots, kv_heads)
-        if first_head < end_head:
+        # Few lines are limited by memory, of which long runs are read fastest; of many, those of
+        # one head stay in the nearest cache.
+        step = end_head - first_head if rows * group <= TOGETHER_LINES else 1
+        for head in range(first_head, end_head, max(step, 1)):
             _attend_heads(
-                arrays, nth, first_head, end_head,
+                arrays, block, head, head + step,
                 query, keys, values, scale, window, softcap, sinks, scratch, mixed,
             )  # fmt: skip
         done += rows * slots
 
 
 @njit(cache=True, nogil=True)
-def _size(arrays: WalkArrays, request: int) -> tuple[int, int]:
-    """A request's new rows and KV rows."""
-    rows = arrays.row_offsets[request + 1] - arrays.row_offsets[request]
-    return rows, arrays.kv_offsets[request + 1] - arrays.kv_offsets[request]
-
-
-@njit(cache=True, nogil=True)
-def _heads_before(work: int, request_work: int, heads: int) -> int:
-    """How many of a request's key heads start within its first `work` of `request_work`."""
-    return min(max(-(-work * heads // request_work), 0), heads)
+def _heads_before(work: int, block_work: int, heads: int) -> int:
+    """How many of a block's key heads start within its first `work` of `block_work`."""
+    return min(max(-(-work * heads // block_work), 0), heads)
 
 
 @njit(cache=True, nogil=True)
@@ -180,7 +183,7 @@ def _aligned_scratch(count: int) -> Floats:
 @njit(cache=True, nogil=True, error_model="numpy")
 def _attend_heads(
     arrays: WalkArrays,
-    nth: int,
+    block: int,
     first_head: int,
     end_head: int,
     query: Numbers,
@@ -193,13 +196,12 @@ def _attend_heads(
     scratch: Floats,
     mixed: Numbers,
 ) -> None:
-    """All new rows of one request, for the query heads of neighbouring key heads.
+    """A block's rows, for the query heads of neighbouring key heads.
 
     A line is one row and query head of a key head's group: line = row · group + query head.
     """
-    request = arrays.walked[nth]
-    first_row, first_kv = arrays.row_offsets[request], arrays.kv_offsets[request]
-    rows, count = _size(arrays, request)
+    first_row, first_kv = arrays.first_rows[block], arrays.first_kvs[block]
+    rows, count = arrays.row_counts[block], arrays.kv_counts[block]
     slots = arrays.kv_slots[first_kv : first_kv + count]
     heads, group, width = end_head - first_head, query.shape[1] // keys.shape[1], query.shape[2]
     lines = rows * group
@@ -221,7 +223,7 @@ def _attend_heads(
     _score(queries, keys, slots, first_head, scores)
     if softcap > 0:
         _cap(scores, softcap)
-    _mask(arrays, nth, group, window, scores)
+    _mask(arrays, block, group, window, scores)
     sums[:] = 0
     for h in range(heads):
         for line in range(lines):
@@ -275,17 +277,16 @@ def _cap(scores: Floats, softcap: float) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _mask(arrays: WalkArrays, nth: int, group: int, window: int, scores: Floats) -> None:
+def _mask(arrays: WalkArrays, block: int, group: int, window: int, scores: Floats) -> None:
     """Masks the slots that a row may not see, and the scores after the last slot."""
-    request = arrays.walked[nth]
-    first_row, first_kv = arrays.row_offsets[request], arrays.kv_offsets[request]
-    rows, count = _size(arrays, request)
-    committed = arrays.committed[request]
+    first_row, first_kv = arrays.first_rows[block], arrays.first_kvs[block]
+    rows, count = arrays.row_counts[block], arrays.kv_counts[block]
+    committed = arrays.committed[block]
     tail = count - committed
     scores[:, :, count:] = MASKED
     for row in range(rows):
         position = arrays.row_positions[first_row + row]
-        tail_mask = arrays.mask_starts[nth] + row * tail
+        tail_mask = arrays.mask_starts[block] + row * tail
         # Only a window hides committed rows, so mostly none of them is checked.
         for j in range(0 if position >= window else committed, count):
             is_far = position - arrays.kv_positions[first_kv + j] >= window
@@ -304,9 +305,11 @@ def _softmax(scores: Floats, h: int, line: int, sink: float) -> None:
     for j in range(len(weights)):
         below = weights[j] - most
         weights[j] = fast_exp(below) if below > NEGLIGIBLE else np.float32(0.0)
-    total = fast_exp(np.float32(sink) - most)
-    for j in range(len(weights)):
-        total += weights[j]
+    # Lane by lane: masked slots at the end, which are zeros, change no bit.
+    sums = zeros()
+    for j in range(0, scores.shape[2], LANES):
+        sums = add(sums, load(scores, h, line, j))
+    total = fast_exp(np.float32(sink) - most) + sum_of(sums)
     for j in range(len(weights)):
         weights[j] /= total
 

@@ -9,7 +9,7 @@ import torch
 from engine.attention.context import AttentionBatch, Layout, Scoring
 from engine.attention.flex import FusedPlan
 from engine.attention.layouts import decomposed, padded
-from engine.attention.packed import MOST_WALKED_LINES, PackedPlan
+from engine.attention.packed import BLOCK_LINES, PackedPlan
 from engine.step_graphs import StaticPlan
 from tests.engine.attention.batches import random_batch, random_tensors, reference
 
@@ -67,9 +67,9 @@ def test_layout_equals_the_definition(layout: Layout, scoring: Scoring, group: i
 @pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS)
 def test_packed_mixes_prefill_chunks_with_short_segments(scoring: Scoring) -> None:
     rng = np.random.default_rng(5)
-    batch = random_batch(rng, 8, most_rows=2 * MOST_WALKED_LINES)
+    batch = random_batch(rng, 8, most_rows=3 * BLOCK_LINES)
     lines = batch.row_counts() * batch.group
-    assert lines.min() <= MOST_WALKED_LINES < lines.max()
+    assert lines.min() <= BLOCK_LINES < lines.max()
     tensors = random_tensors(rng, batch)
     expected = reference(batch, *tensors, scoring)
     mixed = PackedPlan(batch).attend(*tensors, scoring)
