@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from cluster.built_in_models import model_path
+from cluster.checkpoint_files import QUANTIZED
 from cluster.checkpoints import architecture, parameters
 from cluster.config import AppConfig, ValidationError, problems
 from cluster.config.keys import resolved
@@ -468,6 +469,9 @@ def test_the_default_model_is_named_as_it_is_and_refused_where_it_was_not_fetche
     assert "`make model`" in problem
     assert "cluster/zoo.yaml" in problem
     shutil.copytree(model_path("target"), tmp_path / "SmolLM2-135M-Instruct")
+    with pytest.raises(ValidationError):  # an earlier version fetched it, without its own weights
+        AppConfig.model_validate(args)
+    (tmp_path / "SmolLM2-135M-Instruct" / QUANTIZED).touch()
     config = AppConfig.model_validate(args)
     assert config.served_name == "SmolLM2-135M-Instruct"
     assert config.target.path() == tmp_path / "SmolLM2-135M-Instruct"
