@@ -41,10 +41,11 @@ TOGETHER_LINES = 12
 SLOTS_PER_STEP = 4
 """Slots processed together, so that a query or a sum in registers is used for four of them."""
 
-PREFETCH_DISTANCE = 8
+PREFETCH_DISTANCE = 16
 """How many slots ahead of the computation memory is prefetched."""
 
-CACHE_LINE = 16
+CACHE_LINE_BYTES = 64
+CACHE_LINE = CACHE_LINE_BYTES // 4
 """In fp32 numbers."""
 
 Floats = NDArray[np.float32]
@@ -252,7 +253,7 @@ def _score(queries: Floats, keys: Numbers, slots: Slots, first_head: int, scores
                 first + PREFETCH_DISTANCE,
                 min(first + PREFETCH_DISTANCE + SLOTS_PER_STEP, len(slots)),
             ):
-                for e in range(0, width, LANES):
+                for e in range(0, width, CACHE_LINE_BYTES // keys.itemsize):
                     prefetch(keys, slots[ahead], head, e)
             for line in range(0, queries.shape[1], 2):
                 a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = zeros()
@@ -329,7 +330,7 @@ def _add_values(
                 first + PREFETCH_DISTANCE,
                 min(first + PREFETCH_DISTANCE + SLOTS_PER_STEP, len(slots)),
             ):
-                for e in range(0, width, LANES):
+                for e in range(0, width, CACHE_LINE_BYTES // values.itemsize):
                     prefetch(values, slots[ahead], head, e)
             for e in range(0, width, LANES):
                 value0, value1 = load(values, slot0, head, e), load(values, slot1, head, e)
