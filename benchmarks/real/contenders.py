@@ -72,9 +72,10 @@ def servers(
 def spindle_args(
     backend: str, drafters: Sequence[str], model: str, head: Path | None, dtype: Dtype
 ) -> dict[str, Any]:
-    """Those of the shipped config for the backend, with this target and these drafters."""
+    """Those of the shipped config for the backend, with these drafters and the weights that vLLM has."""
     (application,) = read(CONFIGS[backend])
-    target = {**application.args["target"], "model": model, "dtype": dtype, "kv_tokens": KV_TOKENS}
+    own = {"model": model, "dtype": dtype, "kv_tokens": KV_TOKENS, "quantize": "none"}
+    target = {**application.args["target"], **own}
     target.pop("inflate_to", None)
     described: list[dict[str, Any]] = [
         _head(head) if head is not None and name == HEAD else {"name": name, "kind": name}
