@@ -72,7 +72,7 @@ def servers(
 def spindle_args(
     backend: str, drafters: Sequence[str], model: str, head: Path | None, dtype: Dtype
 ) -> dict[str, Any]:
-    """Those of the shipped config for the backend, with these drafters and the weights that vLLM has."""
+    """Those of the shipped config for the backend, with these drafters and vLLM's float weights."""
     (application,) = read(CONFIGS[backend])
     own = {"model": model, "dtype": dtype, "kv_tokens": KV_TOKENS, "quantize": "none"}
     target = {**application.args["target"], **own}
