@@ -4,9 +4,10 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
-from policies.catalogue import make_speculation
+from policies.catalogue import SPECULATIONS, Speculations, make_speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,25 +18,31 @@ class SpeculationChoice:
     options: Mapping[str, object]
 
     @classmethod
-    def parse(cls, text: str) -> Self:
-        """`NAME` or `NAME:OPTION=VALUE,OPTION=VALUE`, by the names of policies/catalogue.py; raises
-        the error that argparse prints."""
+    def parse(cls, text: str, entries: Speculations = SPECULATIONS) -> Self:
+        """`NAME` or `NAME:OPTION=VALUE,OPTION=VALUE`, by the names of `entries`; raises the error
+        that argparse prints."""
         name, _, listed = text.partition(":")
         options = dict(map(_option, listed.split(","))) if listed else {}
         try:
-            make_speculation(name, options)
+            make_speculation(name, options, entries=entries)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from error
         return cls(text, name, options)
 
 
-def add_choices(arguments: argparse.ArgumentParser, flag: str, default: Sequence[str]) -> None:
+def add_choices(
+    arguments: argparse.ArgumentParser,
+    flag: str,
+    default: Sequence[str],
+    entries: Speculations = SPECULATIONS,
+) -> None:
     """Adds an option that takes several policies."""
+    parse = partial(SpeculationChoice.parse, entries=entries)
     arguments.add_argument(
         flag,
-        type=SpeculationChoice.parse,
+        type=parse,
         nargs="+",
-        default=[SpeculationChoice.parse(policy) for policy in default],
+        default=[*map(parse, default)],
         metavar="NAME[:OPTION=VALUE,...]",
     )
 

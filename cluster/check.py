@@ -111,38 +111,26 @@ def _report(name: str, config: AppConfig, nodes: Sequence[Node]) -> int:
 
 
 def table(processes: Sequence[Footprint]) -> Iterator[str]:
-    total = Footprint(
-        "sum",
-        -1,
-        *(
-            sum(getattr(process, field) for process in processes)
-            for field in (
-                "gpus",
-                "cpus",
-                "threads",
-                "weights_bytes",
-                "kv_bytes",
-                "host_bytes",
-            )
-        ),
-    )
-    rows = [_HEADER, *map(_row, processes), _row(total)]
+    total = [sum(amounts) for amounts in zip(*map(_amounts, processes), strict=True)]
+    rows = [
+        _HEADER,
+        *(_row(one.process, str(one.bundle), _amounts(one)) for one in processes),
+        _row("sum", "", total),
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, *numbers in rows:
         aligned = (cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=True))
         yield "  ".join([name.ljust(widths[0]), *aligned])
 
 
-def _row(process: Footprint) -> tuple[str, ...]:
-    sizes = (process.weights_bytes, process.kv_bytes, process.host_bytes)
-    return (
-        process.process,
-        str(process.bundle) if process.bundle >= 0 else "",
-        f"{process.gpus:g}",
-        f"{process.cpus:g}",
-        str(process.threads),
-        *(f"{size / 1e6:,.1f}" for size in sizes),
-    )
+def _amounts(process: Footprint) -> Sequence[float]:
+    shares = (process.gpus, process.cpus, process.threads)
+    return (*shares, process.weights_bytes, process.kv_bytes, process.host_bytes)
+
+
+def _row(name: str, bundle: str, amounts: Sequence[float]) -> tuple[str, ...]:
+    shares = (f"{share:g}" for share in amounts[:3])
+    return (name, bundle, *shares, *(f"{size / 1e6:,.1f}" for size in amounts[3:]))
 
 
 def _notes(

@@ -10,8 +10,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
+from cluster.architecture import Architecture
 from cluster.checkpoint_files import read_json, weight_files
-from cluster.inflated_shapes import choose_shape
 
 _OTHER_NAMES = {
     "max_position_embeddings": "n_positions",
@@ -50,30 +50,6 @@ class Eagle3Shape:
     norm_before_residual: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """The decoder's sizes, under their names in config.json."""
-
-    vocab_size: int
-    max_position_embeddings: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-
-    def kv_values(self) -> int:
-        """The number of values that one token takes in the KV cache."""
-        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
-
-    def layer_parameters(self) -> int:
-        """The weights of one layer's matrices in a Llama; other families have about as many, or
-        more."""
-        heads = 2 * (self.num_attention_heads + self.num_key_value_heads)
-        return self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size)
-
-
 def architecture(path: Path, inflate_to: int | None = None) -> Architecture:
     """The model's sizes; `inflate_to`: those after inflating it to about so many parameters."""
     config = read_json(path / "config.json")
@@ -100,7 +76,7 @@ def architecture(path: Path, inflate_to: int | None = None) -> Architecture:
         num_key_value_heads=number("num_key_value_heads", heads),
         head_dim=number("head_dim", hidden // heads),
     )
-    return own if inflate_to is None else _inflated(own, inflate_to)
+    return own if inflate_to is None else own.inflated(inflate_to)
 
 
 def _size(config: Mapping[str, Any], field: str) -> int | None:
@@ -125,15 +101,11 @@ def _of_its_class(path: Path) -> Mapping[str, Any]:
 
 
 def is_head(path: Path) -> bool:
-    """Whether the checkpoint is a head of another model and no model by itself."""
-    return _HEADS_LAYER in read_json(path / "config.json")
-
-
-def draft_vocab_size(path: Path) -> int | None:
-    """The size of a reduced vocabulary; None if it has all tokens."""
+    """Whether the checkpoint is a head of another model, or has a reduced vocabulary as a head
+    may, and so is no model by itself."""
     config = read_json(path / "config.json")
-    size: int | None = config.get("draft_vocab_size")
-    return None if size == architecture(path).vocab_size else size
+    reduced = config.get("draft_vocab_size") not in (None, config.get("vocab_size"))
+    return reduced or _HEADS_LAYER in config
 
 
 def weights_of_target(path: Path, draft_vocab_size: int) -> int:
@@ -210,21 +182,6 @@ def _vocabulary(file: Path) -> dict[str, int]:
         return Tokenizer.from_file(str(file)).get_vocab()
     except Exception as error:  # tokenizers raises nothing narrower
         raise ValueError(f"{file} cannot be read ({error}); {FETCH_AGAIN}") from error
-
-
-def _inflated(small: Architecture, params: int) -> Architecture:
-    shape = choose_shape(small, params)
-    growth = shape.hidden // small.hidden_size
-    return Architecture(
-        vocab_size=small.vocab_size,
-        max_position_embeddings=small.max_position_embeddings,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=small.num_attention_heads * growth,
-        num_key_value_heads=small.num_key_value_heads * growth,
-        head_dim=small.head_dim,
-    )
 
 
 def _shapes(path: Path) -> dict[str, list[int]]:

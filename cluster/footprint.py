@@ -30,12 +30,17 @@ class Footprint:
     weights_bytes: int
     """0 if the checkpoint has no safetensors."""
     kv_bytes: int
-    host_bytes: int
-    """Memory on the node, including weights and KV unless the process has a GPU."""
+    swap_bytes: int = 0
 
     @property
     def gpu_bytes(self) -> int:
         return self.weights_bytes + self.kv_bytes if self.gpus else 0
+
+    @property
+    def host_bytes(self) -> int:
+        """Memory on the node, including weights and KV unless the process has a GPU."""
+        models = 0 if self.gpus else self.weights_bytes + self.kv_bytes
+        return RUNTIME_BYTES + self.swap_bytes + models
 
 
 def footprints(config: AppConfig, placement: Placement) -> list[Footprint]:
@@ -45,7 +50,7 @@ def footprints(config: AppConfig, placement: Placement) -> list[Footprint]:
     weights = sum(weights for weights, _ in inline)
     kv = sum(kv for _, kv in inline)
     swap = _swap_bytes(config.target) if config.target.placement == "inline" else 0
-    own = _footprint("replica", REPLICA, gpus, OWN_CPUS, config.threads, weights, kv, swap)
+    own = Footprint("replica", REPLICA, gpus, OWN_CPUS, config.threads, weights, kv, swap)
     return [own, *_ranks(config.target, placement), *_lanes(config, placement)]
 
 
@@ -62,7 +67,7 @@ def _ranks(target: TargetConfig, placement: Placement) -> Iterator[Footprint]:
     ranks = len(placement.ranks)
     share = target.tensor_parallel // max(1, ranks)
     for rank, bundle in enumerate(placement.ranks):
-        yield _footprint(
+        yield Footprint(
             "verifier" if rank == 0 else f"verifier/rank{rank}",
             bundle,
             target.gpus * share,
@@ -76,58 +81,29 @@ def _ranks(target: TargetConfig, placement: Placement) -> Iterator[Footprint]:
 
 def _lanes(config: AppConfig, placement: Placement) -> Iterator[Footprint]:
     for drafter in config.drafters:
+        weights, kv = _drafter_bytes(drafter, config.target)
+        own = (drafter.gpus, drafter.cpus, drafter.threads, weights, kv)
         for lane in drafter.lanes:
             if lane in placement.lanes:
-                weights, kv = _drafter_bytes(drafter, config.target)
-                bundle = placement.lanes[lane]
-                yield _footprint(
-                    lane,
-                    bundle,
-                    drafter.gpus,
-                    drafter.cpus,
-                    drafter.threads,
-                    weights,
-                    kv,
-                    0,
-                )
-
-
-def _footprint(
-    process: str,
-    bundle: int,
-    gpus: float,
-    cpus: float,
-    threads: int,
-    weights: int,
-    kv: int,
-    swap: int,
-) -> Footprint:
-    host = RUNTIME_BYTES + swap + (0 if gpus else weights + kv)
-    return Footprint(process, bundle, gpus, cpus, threads, weights, kv, host)
+                yield Footprint(lane, placement.lanes[lane], *own)
 
 
 def _target_bytes(target: TargetConfig) -> tuple[int, int]:
     """Bytes of weights and KV of all ranks together."""
     width = _width(target)
-    return _target_parameters(
-        target
-    ) * width, target.kv_tokens * target.architecture().kv_values() * width
+    weights = target.inflate_to or parameters_of(target.model) or 0
+    return weights * width, target.kv_tokens * target.architecture().kv_values() * width
 
 
 def _swap_bytes(target: TargetConfig) -> int:
     return target.swap_tokens * target.architecture().kv_values() * _width(target)
 
 
-def _target_parameters(target: TargetConfig) -> int:
-    return target.inflate_to or parameters_of(target.model) or 0
-
-
 def _drafter_bytes(drafter: DrafterConfig, target: TargetConfig) -> tuple[int, int]:
     width, path = _width(drafter), drafter.header_path()
-    kv_tokens = drafter.kv_capacity(target)
     if drafter.model is None or path is None:
         return 0, 0
-    kv = kv_tokens * architecture(path).kv_values()
+    kv = drafter.kv_capacity(target) * architecture(path).kv_values()
     weights = parameters_of(drafter.model) or 0
     if drafter_kind(drafter.kind).reads_features:
         shape = eagle3_shape(path, target.architecture().num_hidden_layers)

@@ -10,13 +10,14 @@ import hashlib
 import math
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from filelock import FileLock
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from cluster.inflated_shapes import choose_shape
+from cluster.checkpoints import architecture
 
 
 def inflate_to_cache(source: Path, params: int, cache: Path) -> Path:
@@ -40,7 +41,7 @@ def inflate_to_cache(source: Path, params: int, cache: Path) -> Path:
 def inflate(source: Path, params: int, destination: Path) -> None:
     """Writes a model of about `params` parameters that computes the same function as `source`."""
     small = LlamaForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
-    config = inflated_config(small.config, params)
+    config = inflated_config(source, params)
     torch.manual_seed(0)
     large = LlamaForCausalLM(config).to(torch.bfloat16)
     with torch.no_grad():
@@ -49,16 +50,11 @@ def inflate(source: Path, params: int, destination: Path) -> None:
     AutoTokenizer.from_pretrained(source).save_pretrained(destination)
 
 
-def inflated_config(small: LlamaConfig, params: int) -> LlamaConfig:
-    shape = choose_shape(small, params)
-    growth = shape.hidden // small.hidden_size
-    config = LlamaConfig(**small.to_dict())
-    config.hidden_size = shape.hidden
-    config.num_hidden_layers = shape.layers
-    config.intermediate_size = shape.intermediate
-    config.num_attention_heads = small.num_attention_heads * growth
-    config.num_key_value_heads = small.num_key_value_heads * growth
-    config.rms_norm_eps = small.rms_norm_eps / growth
+def inflated_config(source: Path, params: int) -> LlamaConfig:
+    config = LlamaConfig.from_pretrained(source)
+    larger = asdict(architecture(source, params))
+    config.rms_norm_eps /= larger["hidden_size"] // config.hidden_size
+    config.update(larger)
     return config
 
 

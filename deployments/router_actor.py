@@ -31,8 +31,8 @@ class RouterActor:
     async def facts(self) -> Any:
         return await self._router.facts()
 
-    async def view(self) -> Any:
-        return await self._router.view()
+    async def replicas(self) -> list[str]:
+        return await self._router.replicas()
 
 
 def router_config(cpus: float) -> DeploymentActorConfig:

@@ -16,7 +16,7 @@ from benchmarks.simulator.workload import Lengths, draw, poisson
 from policies.catalogue import make_schedule, make_selection, make_speculation
 from policies.protocols import RoundContext, Selection
 from policies.request import LaneView, RequestView, RoundOutcome
-from policies.selection.baselines import Fixed
+from policies.selection.fixed import Fixed
 
 
 class LeaveBadDrafters(Fixed):

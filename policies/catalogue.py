@@ -10,24 +10,16 @@ from typing import Any, Generic, TypeVar, get_type_hints
 from policies.cost import NO_SWITCH, SwitchCost
 from policies.estimates.calibration import Calibration
 from policies.protocols import Schedule, Selection, Speculation
-from policies.scheduling.baselines import Las, LasParams, fcfs, lp_sjf
 from policies.scheduling.default import DefaultSchedule, DefaultScheduleParams
 from policies.scheduling.fairness import FairnessParams, FairSchedule
+from policies.scheduling.fcfs import fcfs
 from policies.scheduling.laps_sd import LapsSd, LapsSdParams
 from policies.scheduling.self_ranked import SelfRanked, SelfRankedParams
-from policies.selection.baselines import (
-    EpsilonGreedy,
-    EpsilonGreedyParams,
-    Fixed,
-    FixedParams,
-    Greedy,
-    SpinEpsilonGreedyParams,
-)
+from policies.selection.fixed import Fixed, FixedParams
 from policies.selection.hedge import Hedge, HedgeParams
 from policies.selection.lbss import Lbss, LbssParams
-from policies.speculation import baselines
+from policies.speculation import fixed
 from policies.speculation.adaserve import AdaServe, AdaServeParams
-from policies.speculation.baselines import Equal, EqualParams, SpecInfer, SpecInferParams
 from policies.speculation.planner.policy import Planner, PlannerParams
 from policies.speculation.specserve import SpecServe, SpecServeParams
 
@@ -52,65 +44,64 @@ class Entry(Generic[Make]):
     """Drafts chains for a verifier without trees, whatever the width's default."""
 
 
-SELECTIONS: Mapping[str, Entry[Callable[[Any, int], Selection]]] = {
+Selections = Mapping[str, Entry[Callable[[Any, int], Selection]]]
+Speculations = Mapping[str, Entry[Callable[[Any, Calibrations], Speculation]]]
+Schedules = Mapping[str, Entry[Callable[[Any, SwitchCost], Schedule]]]
+
+SELECTIONS: Selections = {
     "fixed": Entry(FixedParams, lambda params, seed: Fixed(params)),
-    "greedy": Entry(NoParams, lambda params, seed: Greedy()),
-    "epsilon_greedy": Entry(EpsilonGreedyParams, EpsilonGreedy),
-    "spin_epsilon_greedy": Entry(SpinEpsilonGreedyParams, EpsilonGreedy),
     "lbss": Entry(LbssParams, Lbss),
     "hedge": Entry(HedgeParams, lambda params, seed: Hedge(params)),
 }
 
-SPECULATIONS: Mapping[str, Entry[Callable[[Any, Calibrations], Speculation]]] = {
-    "off": Entry(NoParams, lambda params, calibrations: baselines.Off()),
-    "fixed": Entry(baselines.FixedParams, lambda params, calibrations: baselines.Fixed(params)),
-    "threshold": Entry(
-        baselines.ThresholdParams, lambda params, calibrations: baselines.Threshold(params)
-    ),
+SPECULATIONS: Speculations = {
+    "off": Entry(NoParams, lambda params, calibrations: fixed.Off()),
+    "fixed": Entry(fixed.FixedParams, lambda params, calibrations: fixed.Fixed(params)),
     "specserve": Entry(SpecServeParams, SpecServe),
     "adaserve": Entry(
         AdaServeParams,
         lambda params, calibrations: AdaServe(params),
         width=("shape", "max_width"),
     ),
-    "specinfer": Entry(
-        SpecInferParams, lambda params, calibrations: SpecInfer(params), width=("width",)
-    ),
-    "equal": Entry(
-        EqualParams, lambda params, calibrations: Equal(params), width=("shape", "max_width")
-    ),
     "planner": Entry(PlannerParams, Planner, width=("max_width",), adapts_to_chains=True),
 }
 
-SCHEDULES: Mapping[str, Entry[Callable[[Any, SwitchCost], Schedule]]] = {
+SCHEDULES: Schedules = {
     "fcfs": Entry(NoParams, lambda params, switch: fcfs()),
-    "lp_sjf": Entry(NoParams, lambda params, switch: lp_sjf()),
-    "las": Entry(LasParams, lambda params, switch: Las(params)),
     "laps_sd": Entry(LapsSdParams, LapsSd),
     "self_ranked": Entry(SelfRankedParams, lambda params, switch: SelfRanked(params)),
     "default": Entry(DefaultScheduleParams, lambda params, switch: DefaultSchedule(params)),
 }
 
 
-def make_selection(name: str, options: Options | None = None, seed: int = 0) -> Selection:
-    entry = _entry("selection", SELECTIONS, name)
+def make_selection(
+    name: str, options: Options | None = None, seed: int = 0, entries: Selections = SELECTIONS
+) -> Selection:
+    """`entries`: with others than the product's, as those in lab/baselines/catalogue.py."""
+    entry = _entry("selection", entries, name)
     return entry.make(_params(f"selection.{name}", entry.params, options or {}), seed)
 
 
 def make_speculation(
-    name: str, options: Options | None = None, calibrations: Calibrations | None = None
+    name: str,
+    options: Options | None = None,
+    calibrations: Calibrations | None = None,
+    entries: Speculations = SPECULATIONS,
 ) -> Speculation:
-    entry = _entry("speculation", SPECULATIONS, name)
+    entry = _entry("speculation", entries, name)
     params: object = _params(f"speculation.{name}", entry.params, options or {})
     return entry.make(params, calibrations if calibrations is not None else {})
 
 
 def make_schedule(
-    name: str, options: Options | None = None, switch: SwitchCost = NO_SWITCH
+    name: str,
+    options: Options | None = None,
+    switch: SwitchCost = NO_SWITCH,
+    entries: Schedules = SCHEDULES,
 ) -> Schedule:
     """The schedule alone; `fair` adds priorities, tenants and the bound on waiting. `switch`: the
     measured cost of a preemption."""
-    entry = _entry("schedule", SCHEDULES, name)
+    entry = _entry("schedule", entries, name)
     return entry.make(_params(f"schedule.{name}", entry.params, options or {}), switch)
 
 

@@ -62,10 +62,10 @@ def gather_trees(refs: Sequence[TreeRef]) -> FlatTrees:
     trees = accumulate([len(flat.starts) - 1 for flat in flats], initial=0)
     first = dict(zip(sets, trees, strict=False))
     chosen = np.array([first[id(flat)] + number for flat, number in refs], np.int64)
-    return FlatTrees(*_gather_trees(chosen, *concatenate_trees(flats)))
+    return FlatTrees(*_gather_trees(chosen, *_concatenated(flats)))
 
 
-def concatenate_trees(flats: Sequence[FlatTrees]) -> FlatTrees:
+def _concatenated(flats: Sequence[FlatTrees]) -> FlatTrees:
     """The trees of all sets, at least one set, as one."""
     if len(flats) == 1:
         return flats[0]

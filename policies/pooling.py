@@ -8,16 +8,9 @@ pool is counted twice.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
 Statistics = Mapping[str, Sequence[float]]
-Vectors = Mapping[str, NDArray[np.float64]]
-
-DRAFTER = "drafter/"
-"""Prefix of a drafter's name in a selection's statistics: its tokens, seconds and slots."""
-_SEPARATOR = ":"
-"""Between the names of a learner and of its statistic, where those of several are combined."""
+ByLearner = Mapping[str, Statistics]
+"""The statistics of several learners, by the learner's name."""
 
 
 @runtime_checkable
@@ -41,44 +34,14 @@ class PooledSelection(Pooled, Protocol):
     """Replicas share them under this name, which stays when code is renamed."""
 
 
-def combine(parts: Mapping[str, Statistics]) -> dict[str, list[float]]:
-    """The statistics of several learners, given by learner name, as one mapping."""
-    return {
-        f"{learner}{_SEPARATOR}{name}": list(vector)
-        for learner, part in parts.items()
-        for name, vector in part.items()
-    }
-
-
-def split_name(name: str) -> tuple[str, str]:
-    """The learner's name, and the name that the learner gives to the statistic."""
-    learner, _, statistic = name.partition(_SEPARATOR)
-    return learner, statistic
-
-
-def extract(statistics: Statistics, learner: str) -> Statistics:
-    """The part of the combined statistics that belongs to this learner."""
-    parts = ((*split_name(name), vector) for name, vector in statistics.items())
-    return {name: vector for owner, name, vector in parts if owner == learner}
-
-
-def finite_vectors(statistics: Statistics) -> Vectors | None:
-    """As arrays; None if any number is not finite, as it would spoil every sum that it enters."""
-    arrays = {name: np.asarray(vector, np.float64) for name, vector in statistics.items()}
-    return arrays if all(np.isfinite(array).all() for array in arrays.values()) else None
-
-
-def weighted_sum(parts: Iterable[tuple[Vectors, float]]) -> dict[str, list[float]]:
-    """The weighted sum of each statistic."""
-    sums: dict[str, NDArray[np.float64]] = {}
-    for part, weight in parts:
-        for name, vector in part.items():
-            so_far = sums.setdefault(name, np.zeros_like(vector))
-            # Replicas of another version may use other bins; the first vector's are kept.
-            if so_far.shape == vector.shape:
-                so_far += weight * vector
-    return {name: vector.tolist() for name, vector in sums.items()}
-
-
-def scaled(statistics: Statistics, factor: float) -> Statistics:
-    return {name: [factor * value for value in vector] for name, vector in statistics.items()}
+def summed(parts: Iterable[ByLearner]) -> dict[str, dict[str, list[float]]]:
+    """The sums of the statistics of several replicas."""
+    sums: dict[str, dict[str, list[float]]] = {}
+    for part in parts:
+        for learner, statistics in part.items():
+            so_far = sums.setdefault(learner, {})
+            for name, vector in statistics.items():
+                before = so_far.setdefault(name, [0.0] * len(vector))
+                if len(before) == len(vector):  # else of a replica of another version
+                    so_far[name] = [one + other for one, other in zip(before, vector, strict=True)]
+    return sums

@@ -1,12 +1,17 @@
-"""How two pytest processes share the tests (`make test`), and how one ends that has started Ray."""
+"""How two pytest processes share the tests (`make test`), how async tests run, and how a process
+ends that has started Ray."""
 
+import asyncio
+import inspect
 import sys
+from collections.abc import Iterator
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from benchmarks.processes import end_after_ray
+from benchmarks.simulator.clock import VirtualTimeLoop
 
 DEPLOYMENTS = "tests/deployments/"
 TOGETHER = (DEPLOYMENTS, "tests/actors/hosts/")
@@ -50,6 +55,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     if hasattr(config, "workerinput"):  # of xdist
         items.sort(key=place)
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.Runner]:
+    """For async tests that need the real clock, threads or sockets."""
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs async tests: on their fixture `loop`, or else in virtual time."""
+    test, fixtures = pyfuncitem.obj, pyfuncitem.funcargs
+    if not inspect.iscoroutinefunction(test):
+        return None
+    arguments = {name: fixtures[name] for name in inspect.signature(test).parameters}
+    real = fixtures.get("loop")
+    if isinstance(real, asyncio.Runner):
+        real.run(test(**arguments))
+    else:
+        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+            runner.run(test(**arguments))
+    return True
 
 
 @pytest.hookimpl(trylast=True)

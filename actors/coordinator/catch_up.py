@@ -2,15 +2,13 @@
 of these their drafters would have drafted. Lanes that read features read long prompts as well."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from actors.coordinator.background_tasks import Tasks
-from actors.coordinator.estimates import Estimates
-from actors.coordinator.events import CaughtUp, Event
+from actors.coordinator.events import CaughtUp
 from actors.coordinator.feature_readers import FeatureReaders
 from actors.coordinator.lanes import Lanes, LaneState, take_answer
 from actors.coordinator.request_state import VERIFYING, RequestState
-from actors.coordinator.settings import Limits, Policies
+from actors.coordinator.settings import Policies, Shared
 from engine.protocol import Draft, DraftOrder, fast_new
 
 _WORTH_READING = 8
@@ -34,20 +32,13 @@ class CatchUp:
         self,
         lanes: Lanes,
         features: FeatureReaders,
-        limits: Limits,
-        estimates: Estimates,
-        observe: Callable[[Event], None],
-        tasks: Tasks,
-        changed: Callable[[], None],
+        shared: Shared,
     ) -> None:
         self._lanes = lanes
         self._features = features
-        self._most_tokens = limits.catch_up_tokens
-        self._most_of_prompt = limits.forward_tokens
-        self._estimates = estimates
-        self._observe = observe
-        self._tasks = tasks
-        self._changed = changed
+        self._shared = shared
+        self._most_tokens = shared.limits.catch_up_tokens
+        self._most_of_prompt = shared.limits.forward_tokens
         self._reading_s = 0.0
         """Reading time left to lanes that share processors with the verifier."""
         self._saved_at_s = 0.0
@@ -112,7 +103,7 @@ class CatchUp:
 
     def _read(self, lane: str, pieces: Sequence[tuple[RequestState, DraftOrder]]) -> None:
         self._lanes[lane].busy = True
-        self._tasks.spawn(self._read_ahead, self._lanes[lane], pieces)
+        self._shared.tasks.spawn(self._read_ahead, self._lanes[lane], pieces)
 
     def _save_reading_time(self, now: float) -> None:
         passed_s = min(now - self._saved_at_s, _SAVING_LASTS_S)
@@ -132,7 +123,7 @@ class CatchUp:
     ) -> None:
         started = asyncio.get_running_loop().time()
         requests, orders = zip(*pieces, strict=True)
-        answers = await self._lanes.draft(state, requests, orders, None, self._changed)
+        answers = await self._lanes.draft(state, requests, orders, None, self._shared.changed)
         if answers is None:
             return
         now = asyncio.get_running_loop().time()
@@ -149,9 +140,9 @@ class CatchUp:
             if isinstance(answer, Draft) and answer.matched and not request.ends:
                 end = read - request.served.prompt_len
                 covered = request.covered[end - len(answer.matched) : end]
-                self._estimates.acceptance.observe_read(
+                self._shared.estimates.acceptance.observe_read(
                     request.name, state.name, answer.matched, covered
                 )
         tokens = sum(len(order.prefix.delta) for _, order in pieces)
-        self._observe(CaughtUp(now, state.name, now - started, tokens))
-        self._changed()
+        self._shared.observe(CaughtUp(now, state.name, now - started, tokens))
+        self._shared.changed()

@@ -1,19 +1,17 @@
 """The drafting side of a round: lanes draft for ready requests."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from actors.coordinator.background_tasks import Tasks
-from actors.coordinator.estimates import Estimates
-from actors.coordinator.events import Drafted, Event, Switched
+from actors.coordinator.events import Drafted, Switched
 from actors.coordinator.feature_readers import FeatureReaders
 from actors.coordinator.lanes import Lanes, LaneState, take_answer
 from actors.coordinator.microbatches import Batches, verified_together, waiting_for
 from actors.coordinator.request_state import DRAFTING, READY, RequestState, first_tokens
 from actors.coordinator.round_draft import NO_DRAFT, Proposal, RoundDraft
-from actors.coordinator.settings import Limits, Policies
+from actors.coordinator.settings import Policies, Shared
 from engine.protocol import Draft, DraftOrder, fast_new
 from policies.flat_trees import FlatTrees, flatten
 from policies.protocols import DraftLimit, LaneBatch, RoundContext, StepRule
@@ -25,19 +23,13 @@ class Drafting:
         self,
         lanes: Lanes,
         features: FeatureReaders,
-        limits: Limits,
-        estimates: Estimates,
-        observe: Callable[[Event], None],
-        tasks: Tasks,
-        changed: Callable[[], None],
+        shared: Shared,
     ) -> None:
         self._lanes = lanes
         self._features = features
-        self._estimates = estimates
-        self._observe = observe
-        self._tasks = tasks
-        self._changed = changed
-        self._probe_after_s = limits.probe_after_s
+        self._shared = shared
+        self._estimates = shared.estimates
+        self._probe_after_s = shared.limits.probe_after_s
         self._probed_s = asyncio.get_running_loop().time()
 
     def start(self, running: Sequence[RequestState], policies: Policies, now: float) -> None:
@@ -152,7 +144,7 @@ class Drafting:
                     for request, _ in call.requests
                 }
         for call in calls:
-            self._tasks.spawn(self._run, call, calls)
+            self._shared.tasks.spawn(self._run, call, calls)
 
     def _switch_lane(self, request: RequestState, lane: str, now: float) -> int:
         """The tokens on which the lane must catch up because the request was not on it before."""
@@ -163,7 +155,8 @@ class Drafting:
         if request.lane is not None:
             saved_s = ahead * self._lanes[lane].lane.view.catch_up_s
             before = request.lane
-            self._observe(Switched(now, request.name, before, lane, catch_up, ahead, saved_s))
+            switched = Switched(now, request.name, before, lane, catch_up, ahead, saved_s)
+            self._shared.observe(switched)
         request.lane = lane
         return catch_up
 
@@ -173,12 +166,12 @@ class Drafting:
         if call.trees is None:
             self._finish(call, trees, calls)
         else:  # too late: its draft is dropped; what it has read was recorded
-            self._changed()
+            self._shared.changed()
 
     def _go_on_without(self, call: "_Call", calls: Sequence["_Call"], begun: float) -> None:
         call.seconds = asyncio.get_running_loop().time() - begun
         self._finish(call, _no_trees(call), calls)
-        self._changed()
+        self._shared.changed()
 
     def _finish(self, call: "_Call", drafted: FlatTrees, calls: Sequence["_Call"]) -> None:
         call.trees = drafted
@@ -217,7 +210,7 @@ class Drafting:
             request.set_draft(
                 fast_new(RoundDraft, (tree, own, proposers, lane, caught_up, True, seconds))
             )
-        self._changed()
+        self._shared.changed()
 
     async def _draft(self, call: "_Call", calls: Sequence["_Call"]) -> FlatTrees:
         """What the lane proposes; nothing if it is lost."""
@@ -252,7 +245,7 @@ class Drafting:
         drafted = Drafted(
             clock(), name, seconds, len(orders), len(trees.tokens), trees, predicted_s
         )
-        self._observe(drafted)
+        self._shared.observe(drafted)
         return trees
 
 

@@ -6,18 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from actors.coordinator.background_tasks import Tasks
-from actors.coordinator.estimates import Estimates
-from actors.coordinator.events import Event, LaneDown, LaneJoined, LaneUp, Late
+from actors.coordinator.events import LaneDown, LaneJoined, LaneUp, Late
 from actors.coordinator.request_state import RequestState
-from actors.coordinator.settings import Lane, Limits
+from actors.coordinator.settings import Lane, Shared
 from actors.coordinator.suspects import DrafterSuspects
 from actors.hosts.protocol import DrafterHost, HostLost
 from engine.errors import InvalidRequest
 from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom
 from policies.protocols import RoundContext, Selection, StepRule
 from policies.request import LaneView
-from policies.timeouts import LateCallBudget
 from policies.tree import DraftTree
 
 _LOG = logging.getLogger("spindle")
@@ -25,16 +22,24 @@ JOINS_AFTER_S = 2.0
 """Loading a drafter takes cores from what comes first: warming up, and the streams of another
 replica that was lost."""
 
+_LATE_FACTOR = 3.0
+"""A call may take this many times as long as one of its size usually takes."""
+_LATE_SHARE = 0.05
+"""The fraction of the time that rounds may wait for a lane that is late again and again."""
+
 Answer = Draft | Missing | NoRoom | Failed
 
 
 @dataclass(slots=True)
 class LaneState:
     lane: Lane
-    late_calls: LateCallBudget
     busy: bool = False
     late: bool = False
     """Busy for longer than rounds wait: they go on without it until it answers."""
+    late_in_a_row: int = 0
+    """Calls up to the last one."""
+    rests_until_s: float = 0.0
+    """It gets no calls before."""
     down: bool = False
     given_up: bool = False
     """Down for good: its drafter cannot be loaded."""
@@ -52,26 +57,15 @@ class Lanes:
     def __init__(
         self,
         lanes: Sequence[Lane],
-        limits: Limits,
-        estimates: Estimates,
-        observe: Callable[[Event], None],
-        tasks: Tasks,
-        changed: Callable[[], None],
+        shared: Shared,
     ) -> None:
-        slow_s = limits.slow_drafter_s
-        self._states = {
-            lane.view.name: LaneState(lane, LateCallBudget(slow_s), down=lane.loading)
-            for lane in lanes
-        }
+        self._states = {lane.view.name: LaneState(lane, down=lane.loading) for lane in lanes}
         self.suspects = DrafterSuspects()
-        self._slow_s = slow_s
-        self._estimates = estimates
-        self._observe = observe
-        self._tasks = tasks
-        self._changed = changed
+        self._shared = shared
+        self._slow_s = shared.limits.slow_drafter_s
         for state in self._states.values():
             if state.down:
-                tasks.spawn(self._join, state)
+                shared.tasks.spawn(self._join, state)
 
     def __getitem__(self, name: str) -> LaneState:
         return self._states[name]
@@ -148,7 +142,7 @@ class Lanes:
             state.lane.view
             for state in self._states.values()
             if not (state.down or state.late or state.lane.always_drafts)
-            and state.late_calls.allows_a_call(now)
+            and state.rests_until_s <= now
         ]
 
     async def draft(
@@ -172,15 +166,17 @@ class Lanes:
         def check() -> None:
             nonlocal timer
             now = loop.time()
-            usual_s = self._estimates.usual_draft_s(state.name, orders)
-            left_s = begun + state.late_calls.wait_s(usual_s) - now
+            usual_s = self._shared.estimates.usual_draft_s(state.name, orders)
+            left_s = begun + max(self._slow_s, _LATE_FACTOR * usual_s) - now
             if left_s > 0.0:
                 timer = loop.call_later(left_s, check)
                 return
             _LOG.warning("%s has not answered for %.1f s: rounds go on", state.name, now - begun)
             state.late = True
-            state.late_calls.record(now - begun, now)
-            self._observe(Late(now, state.name))
+            state.late_in_a_row += 1
+            if state.late_in_a_row > 1:
+                state.rests_until_s = now + (now - begun) / _LATE_SHARE
+            self._shared.observe(Late(now, state.name))
             on_late()
 
         timer = loop.call_later(self._slow_s, check)
@@ -192,6 +188,8 @@ class Lanes:
             return None
         finally:
             timer.cancel()
+        if not state.late:
+            state.late_in_a_row = 0
         state.busy = state.late = False
         return answers
 
@@ -200,8 +198,8 @@ class Lanes:
         if state.down:
             return  # already found by a check
         state.down = True
-        self._observe(LaneDown(asyncio.get_running_loop().time(), state.name, str(error)))
-        self._tasks.spawn(self._recover, state, LaneUp)
+        self._shared.observe(LaneDown(asyncio.get_running_loop().time(), state.name, str(error)))
+        self._shared.tasks.spawn(self._recover, state, LaneUp)
 
     async def _join(self, state: LaneState) -> None:
         await asyncio.sleep(JOINS_AFTER_S)
@@ -223,8 +221,8 @@ class Lanes:
             )
             return
         state.down = False
-        self._observe(back(clock(), state.name, clock() - lost_s))
-        self._changed()
+        self._shared.observe(back(clock(), state.name, clock() - lost_s))
+        self._shared.changed()
 
     async def check(self) -> None:
         """Finds lost hosts of idle lanes before an order is sent to them."""

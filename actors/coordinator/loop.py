@@ -24,7 +24,7 @@ from actors.coordinator.feature_readers import FeatureReaders
 from actors.coordinator.lanes import Lanes
 from actors.coordinator.microbatches import MicroBatches
 from actors.coordinator.request_state import GONE, WAITING, RequestState
-from actors.coordinator.settings import Lane, Limits, Policies
+from actors.coordinator.settings import Lane, Limits, Policies, Shared
 from actors.coordinator.stream import Cancelled, Overloaded, RequestFailed, Statistics, Stream
 from actors.coordinator.verifying import Verifying
 from actors.hosts.protocol import KvState, VerifierHost
@@ -75,29 +75,16 @@ class Coordinator:
         self._failure: SpindleError | None = None
         self._pass_is_due = False
         self._tasks = Tasks(self._stop)
+        shared = Shared(limits, estimates, observe, self._tasks, self._wake)
         self._microbatches = MicroBatches(pipeline, estimates)
-        self._lanes = Lanes(lanes, limits, estimates, observe, self._tasks, self._wake)
+        self._lanes = Lanes(lanes, shared)
         features = FeatureReaders(self._lanes, limits.feature_tokens, observe)
-        self._drafting = Drafting(
-            self._lanes, features, limits, estimates, observe, self._tasks, self._wake
-        )
-        self._catch_up = CatchUp(
-            self._lanes,
-            features,
-            limits,
-            estimates,
-            observe,
-            self._tasks,
-            self._wake,
-        )
+        self._drafting = Drafting(self._lanes, features, shared)
+        self._catch_up = CatchUp(self._lanes, features, shared)
         self._verifying = Verifying(
             verifier,
-            limits,
-            estimates,
-            observe,
-            self._tasks,
-            self._wake,
             features,
+            shared,
             {lane.view.name for lane in lanes if lane.always_drafts},
             {lane.view.name: lane.view.drafter for lane in lanes},
         )

@@ -1,7 +1,11 @@
-"""The settings of a coordinator: limits, lanes and policies."""
+"""The settings of a coordinator (limits, lanes and policies), and what its parts share."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from actors.coordinator.background_tasks import Tasks
+from actors.coordinator.estimates import Estimates
+from actors.coordinator.events import Event
 from actors.hosts.protocol import DrafterHost
 from cluster.config.serving import LimitsConfig
 from policies.protocols import Schedule, Selection, Speculation
@@ -44,3 +48,15 @@ class Policies:
     schedule: Schedule
     selection: Selection
     speculation: Speculation
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all parts of a coordinator have in common."""
+
+    limits: Limits
+    estimates: Estimates
+    observe: Callable[[Event], None]
+    tasks: Tasks
+    changed: Callable[[], None]
+    """To be called when something has changed, so that a pass follows."""

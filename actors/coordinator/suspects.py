@@ -1,35 +1,30 @@
-"""Finds the requests over which drafters and verifiers are lost.
+"""Finds the requests over which drafters and verifiers are lost, at the price of two of them.
 
-A request in a call in which a drafter is lost is a suspect, until a drafter has drafted for it
-again. Suspects of one lane draft in two halves, apart from each other and from other requests, so
-that every further loss leaves half as many suspects. The halves differ with each loss, as the bits
-of a hash of the request's name do. After _BARRED losses a request drafts on lookups only.
+Every request in a call in which a drafter is lost is a suspect, until a drafter has drafted for it
+again. A suspect drafts alone, so that a second loss shows that it is the cause: from then on it
+drafts on lookups only.
 
-The request over which verifiers are lost is found at the price of two of them. Every request in a
-forward in which the verifier is lost is a suspect until a later verdict brings it a token; a chunk
-of its prompt shows nothing yet. A suspect is verified alone, so that a second loss shows that it is
-the cause: it fails. The others wait for one suspect's forward at a time.
+Every request in a forward in which the verifier is lost is a suspect until a later verdict brings
+it a token; a chunk of its prompt shows nothing yet. A suspect is verified alone, so that a second
+loss shows that it is the cause: it fails. The others wait for one suspect's forward at a time.
 """
 
 import logging
 from collections.abc import Sequence
-from zlib import crc32
 
 from actors.coordinator.request_state import DRAFTED, RequestState
 from engine.protocol import Draft
 
 _LOG = logging.getLogger("spindle")
-_BARRED = 3
-_TURNS = 4
-"""A lane with suspects takes turns of so many micro-batches, of which the last two have one half of
-the suspects each."""
+_BARRED = 2
 
 
 class DrafterSuspects:
     def __init__(self) -> None:
         self._any = False
         """Some request may be a suspect."""
-        self._turn = 0
+        self._alone = False
+        """Whether lanes have last drafted for one suspect each."""
 
     def lost(self, requests: Sequence[RequestState]) -> None:
         """A drafter was lost in a call for these."""
@@ -55,30 +50,22 @@ class DrafterSuspects:
     def apart(
         self, batches: dict[str | None, list[RequestState]]
     ) -> dict[str | None, list[RequestState]]:
-        """The batches by lane, without requests that must not draft together with the others now:
-        these decode plainly in this round."""
+        """The batches by lane, of each either one suspect or all others, in turn: the rest decodes
+        plainly in this round."""
         if not self._any:
             return batches
         self._any = any(one.drafter_losses for batch in batches.values() for one in batch)
-        self._turn = (self._turn + 1) % _TURNS
-        chosen: dict[str | None, list[RequestState]] = {None: [*batches.get(None, ())]}
+        self._alone = not self._alone
+        plain = [*batches.get(None, ())]
+        chosen: dict[str | None, list[RequestState]] = {None: plain}
         for lane, batch in batches.items():
             if lane is not None:
-                together = self._together(batch)
-                chosen[lane] = together
-                chosen[None] += [request for request in batch if request not in together]
+                suspects = [request for request in batch if request.drafter_losses]
+                others = [request for request in batch if not request.drafter_losses]
+                first = suspects[:1] if suspects and (self._alone or not others) else others
+                chosen[lane] = first
+                plain += [request for request in batch if request not in first]
         return {lane: batch for lane, batch in chosen.items() if batch}
-
-    def _together(self, batch: Sequence[RequestState]) -> list[RequestState]:
-        half = self._turn - (_TURNS - 2)
-        innocent = [request for request in batch if not request.drafter_losses]
-        if half < 0 and innocent:
-            return innocent
-        return [one for one in batch if one.drafter_losses and _half(one) == half % 2]
-
-
-def _half(request: RequestState) -> int:
-    return crc32(request.name.encode()) >> request.drafter_losses & 1
 
 
 class VerifierSuspects:

@@ -2,18 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
-from actors.coordinator.background_tasks import Tasks
-from actors.coordinator.estimates import Estimates
-from actors.coordinator.events import Event, Verified, VerifierDown, VerifierUp
+from actors.coordinator.events import Verified, VerifierDown, VerifierUp
 from actors.coordinator.feature_readers import FeatureReaders
 from actors.coordinator.forward import Forward, Item, next_forward
 from actors.coordinator.microbatches import ready_together
 from actors.coordinator.request_state import READY, VERIFYING, RequestState
 from actors.coordinator.round_draft import round_trace
-from actors.coordinator.settings import Limits, Policies
+from actors.coordinator.settings import Policies, Shared
 from actors.coordinator.suspects import VerifierSuspects
 from actors.hosts.protocol import HostLost, KvState, VerifierHost
 from engine.protocol import Commit, Failed, Missing, NoRoom, Verdict
@@ -28,24 +26,17 @@ class Verifying:
     def __init__(
         self,
         host: VerifierHost,
-        limits: Limits,
-        estimates: Estimates,
-        observe: Callable[[Event], None],
-        tasks: Tasks,
-        changed: Callable[[], None],
         features: FeatureReaders,
+        shared: Shared,
         always_drafting: Collection[str],
         drafters: Mapping[str, str],
     ) -> None:
         """`always_drafting`: the names of the lanes that draft for every request. `drafters`: by
         lane."""
         self._host = host
-        self._limits = limits
-        self._estimates = estimates
-        self._observe = observe
-        self._tasks = tasks
-        self._changed = changed
         self._features = features
+        self._shared = shared
+        self._estimates = shared.estimates
         self._always_drafting = always_drafting
         self._drafters = drafters
         self._busy = False
@@ -65,14 +56,14 @@ class Verifying:
             return False
         clock = asyncio.get_running_loop().time
         began = clock()
-        most, speculation = self._limits.forward_tokens, policies.speculation
+        most, speculation = self._shared.limits.forward_tokens, policies.speculation
         forward = next_forward(batch, most, speculation, self._estimates, self._features, now)
         select_s = clock() - began
         for item in forward.items:
             item.request.stage = VERIFYING
         self._busy = True
         plain_s = self._estimates.plain_round_s(running)
-        self._tasks.spawn(self._verify, forward, policies, now, select_s, plain_s)
+        self._shared.tasks.spawn(self._verify, forward, policies, now, select_s, plain_s)
         return True
 
     async def _verify(
@@ -142,8 +133,8 @@ class Verifying:
             plain_s=plain_s,
         )
         self._estimates.learn_verify(verified)
-        self._observe(verified)
-        self._changed()
+        self._shared.observe(verified)
+        self._shared.changed()
 
     def _apply(
         self,
@@ -247,15 +238,15 @@ class Verifying:
         Where recovery is given up, HostLost ends the coordinator."""
         clock = asyncio.get_running_loop().time
         lost_s = clock()
-        self._observe(VerifierDown(lost_s, str(error)))
+        self._shared.observe(VerifierDown(lost_s, str(error)))
         for request in requests:
             request.stage = READY
         self._suspects.lost(requests)
-        self._changed()
+        self._shared.changed()
         await self._host.recover()
-        self._observe(VerifierUp(clock(), clock() - lost_s))
+        self._shared.observe(VerifierUp(clock(), clock() - lost_s))
         self._busy = False
-        self._changed()
+        self._shared.changed()
 
     async def check(self) -> None:
         """Finds the loss of an idle verifier before an order is sent to it."""
@@ -266,7 +257,7 @@ class Verifying:
         except HostLost as error:
             if not self._busy:
                 self._busy = True
-                self._tasks.spawn(self._recover, (), error)
+                self._shared.tasks.spawn(self._recover, (), error)
 
     async def kv_state(self) -> KvState:
         return await self._host.kv_state()

@@ -12,7 +12,7 @@ from functools import partial
 from math import inf, isfinite
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from actors.coordinator.estimates import Costs
 from actors.coordinator.settings import Lane, Limits
@@ -25,8 +25,8 @@ from actors.hosts.facts import (
     numbers_of_target,
     target_key,
 )
+from actors.hosts.models import Caller, ModelDrafter, ModelVerifier
 from actors.hosts.protocol import VerifierHost
-from actors.hosts.remote import RemoteDrafter, RemoteVerifier
 from actors.hosts.spawn import Group, VerifierLauncher
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from actors.hosts.starting import LOG_PROGRESS, Progress, Start, check_tokenizers, start_all
@@ -34,9 +34,6 @@ from actors.hosts.supervision import Supervised
 from cluster.checkpoints import architecture
 from engine.grammar.compiler import Grammars
 from policies.request import LaneView
-
-if TYPE_CHECKING:  # imports model code, which takes seconds
-    from actors.hosts.inline import ThreadDrafter, ThreadVerifier
 
 _DEFAULT_LIMITS = Limits()
 _LOOKUP_CAPACITY = 4096
@@ -143,7 +140,7 @@ class _Model(NamedTuple):
 
     spec: DrafterSpec
     lane: str
-    host: "RemoteDrafter | ThreadDrafter"
+    host: ModelDrafter
 
 
 def _loading_message(target: TargetSpec, awaited: Sequence[_Model], later: Collection[str]) -> str:
@@ -155,15 +152,15 @@ def _loading_message(target: TargetSpec, awaited: Sequence[_Model], later: Colle
 
 def _verifier(
     spec: TargetSpec, group: Group | None, limits: Limits, closers: list[Callable[[], None]]
-) -> "RemoteVerifier | ThreadVerifier":
+) -> ModelVerifier:
     """Adds to `closers` what is to be closed besides the host."""
     if spec.placement == "inline":
-        from actors.hosts.inline import ThreadVerifier
+        from actors.hosts.inline import verifier_thread  # model code, which takes seconds
 
-        return ThreadVerifier(spec)
+        return ModelVerifier(verifier_thread(spec))
     launcher = VerifierLauncher(_required(group), spec, limits.recovery_s)
     closers.append(launcher.discard)
-    return RemoteVerifier(
+    return ModelVerifier(
         Supervised(
             "the verifier",
             launcher.launch,
@@ -185,19 +182,20 @@ def _models(
         if spec.is_lookup:
             continue
         for number, lane in enumerate(spec.lanes):
+            worker: Caller
             if spec.placement == "inline":
-                from actors.hosts.inline import ThreadDrafter
+                from actors.hosts.inline import drafter_thread
 
-                models.append(_Model(spec, lane, ThreadDrafter(spec, lane, vocab_size)))
-                continue
-            host = Supervised(
-                f"drafter {lane}",
-                partial(_required(group).launch_drafter, spec, number, vocab_size),
-                stalled_s=limits.stalled_host_s,
-                recovery_s=limits.recovery_s,
-                gives_up=False,
-            )
-            models.append(_Model(spec, lane, RemoteDrafter(host)))
+                worker = drafter_thread(spec, lane, vocab_size)
+            else:
+                worker = Supervised(
+                    f"drafter {lane}",
+                    partial(_required(group).launch_drafter, spec, number, vocab_size),
+                    stalled_s=limits.stalled_host_s,
+                    recovery_s=limits.recovery_s,
+                    gives_up=False,
+                )
+            models.append(_Model(spec, lane, ModelDrafter(worker)))
     return models
 
 

@@ -2,9 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
-from itertools import count
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,27 +44,21 @@ async def start_all(starts: Sequence[Start], progress: Progress) -> None:
 
 
 async def _start(start: Start, progress: Progress) -> None:
+    """With messages while loading takes long, as vLLM's compilation does."""
     clock = asyncio.get_running_loop().time
     started = clock()
-    async with _progress_messages(start.name, progress):
-        await start.begin()
-    progress(f"{start.name}: ready after {clock() - started:.1f} s")
-
-
-@asynccontextmanager
-async def _progress_messages(name: str, progress: Progress) -> AsyncIterator[None]:
-    """Periodic messages while loading takes long, as vLLM's compilation does."""
 
     async def report() -> None:
-        for seconds in count(_PROGRESS_S, _PROGRESS_S):
+        while True:
             await asyncio.sleep(_PROGRESS_S)
-            progress(f"{name}: still loading after {seconds} s")
+            progress(f"{start.name}: still loading after {clock() - started:.0f} s")
 
     reporting = asyncio.create_task(report())
     try:
-        yield
+        await start.begin()
     finally:
         reporting.cancel()
+    progress(f"{start.name}: ready after {clock() - started:.1f} s")
 
 
 def check_tokenizers(target: Path, drafters: Sequence[DrafterSpec]) -> None:

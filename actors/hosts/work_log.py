@@ -8,21 +8,16 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from logging.handlers import RotatingFileHandler
-from math import inf
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 _LOG = logging.getLogger("spindle")
 _OURS = ("actors", "cluster", "engine", "policies", "spindle")
 _FORMAT = "%(levelname)s %(asctime)s %(name)s:%(lineno)d - %(message)s"
 _FILE_BYTES = 10 * 2**20
 _OLD_FILES = 2
-PERIOD_S = 30.0
-"""At most this often, the calls since the last time are logged together."""
-_BATCHES = ("draft", "verify")
-"""Methods whose first argument is a batch of orders; some hundred calls a second."""
-_UNLOGGED = ("kv_state",)
+_FREQUENT = ("draft", "verify", "forget", "kv_state")
+"""Methods whose calls are logged only where they raise."""
 
 
 def log_to_file(path: Path) -> None:
@@ -40,47 +35,21 @@ def log_to_file(path: Path) -> None:
 
 
 class LoggedWorker:
-    """Has the methods of a worker. Rare calls are logged one by one; those for batches of orders
-    together, when requests leave."""
+    """Has the methods of a worker, whose rare calls are logged, and errors of all."""
 
     def __init__(self, worker: object) -> None:
         self._worker = worker
-        self._calls = 0
-        self._orders = 0
-        self._seconds = 0.0
-        self._left = 0
-        self._logged_s = -inf
 
     def __getattr__(self, method: str) -> Callable[..., object]:
         return partial(self._call, method, getattr(self._worker, method))
 
-    def _call(self, method: str, work: Callable[..., object], *arguments: Any) -> object:
+    def _call(self, method: str, work: Callable[..., object], *arguments: object) -> object:
         begun = monotonic()
         try:
             answer = work(*arguments)
         except Exception as error:
             _LOG.warning("%s raises %r after %.2f s", method, error, monotonic() - begun)
             raise
-        now = monotonic()
-        if method in _BATCHES:
-            self._calls += 1
-            self._orders += len(arguments[0])
-            self._seconds += now - begun
-        elif method == "forget":
-            self._left += len(arguments[0])
-            if self._left and now - self._logged_s >= PERIOD_S:
-                self._log_batches(now)
-        elif method not in _UNLOGGED:
-            _LOG.info("%s took %.2f s", method, now - begun)
+        if method not in _FREQUENT:
+            _LOG.info("%s took %.2f s", method, monotonic() - begun)
         return answer
-
-    def _log_batches(self, now: float) -> None:
-        _LOG.info(
-            "%d requests left; %d orders in %d calls, which took %.2f s",
-            self._left,
-            self._orders,
-            self._calls,
-            self._seconds,
-        )
-        self._calls = self._orders = self._left = 0
-        self._seconds, self._logged_s = 0.0, now

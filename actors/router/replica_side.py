@@ -1,32 +1,27 @@
 """A replica's side of the exchange with the router: sends its statistics, uses those of the others.
 
 It runs beside the rounds, never within them. While no router answers, a replica continues with its
-own statistics, and those of the others fade.
+own statistics and the last ones of the others.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 
-from actors.coordinator.estimates import Estimates
 from actors.coordinator.settings import Policies
 from actors.hosts.facts import Facts
-from actors.router.router import Answer, Report
-from policies.pooling import Pooled, PooledSelection, Statistics, combine, extract, scaled
-from policies.request import LaneView
+from actors.router.router import Report
+from policies.estimates.acceptance import AcceptanceEstimates
+from policies.pooling import ByLearner, Pooled, PooledSelection
 
-Exchange = Callable[[Report], Awaitable[Answer]]
+Exchange = Callable[[Report], Awaitable[ByLearner]]
 """Calls the router, wherever it runs now; may raise any exception."""
 Learners = Callable[[], Mapping[str, Pooled]]
 """Returns the present learners, since policies may be replaced while requests run."""
 
 
-@dataclass(frozen=True, slots=True)
-class PoolingParams:
-    interval_s: float = 5.0
-    """The pause between two reports, and the time limit of an answer."""
-    half_life_s: float = 600.0
-    """The half-life of the other replicas' statistics while no router answers."""
+_INTERVAL_S = 5.0
+"""The pause between two reports, and the time limit of an answer."""
 
 
 class Pooling:
@@ -35,67 +30,35 @@ class Pooling:
     def __init__(
         self,
         replica: str,
-        incarnation: int,
         exchange: Exchange,
         learners: Learners,
-        params: PoolingParams = PoolingParams(),
         facts: Facts | None = None,
     ) -> None:
         """`facts`: what it knows of its models, for replicas that start later."""
         self._replica = replica
-        self._incarnation = incarnation
         self._exchange = exchange
         self._learners = learners
         self._facts = dict(facts or {})
-        self._params = params
-        self._version = 0
-        self._others: Statistics = {}
-        self.failures = 0
-        """Reports that were not answered."""
+        self._others: ByLearner = {}
 
     async def run(self) -> None:
         while True:
             await self.report()
-            await asyncio.sleep(self._params.interval_s)
+            await asyncio.sleep(_INTERVAL_S)
 
     async def report(self) -> None:
-        self._version += 1
-        report = Report(
-            replica=self._replica,
-            incarnation=self._incarnation,
-            version=self._version,
-            statistics=combine(
-                {name: learner.export() for name, learner in self._learners().items()}
-            ),
-            facts=self._facts,
-        )
-        interval_s = self._params.interval_s
-        try:
-            answer = await asyncio.wait_for(self._exchange(report), interval_s)
-        except Exception:  # no failure of the exchange may affect serving
-            self.failures += 1
-            self._others = scaled(self._others, 0.5 ** (interval_s / self._params.half_life_s))
-        else:
-            # A router that has just started lacks the reports of some replicas: keep the old sums.
-            if answer["age_s"] > 2 * interval_s or not self._others:
-                self._others = answer["others"]
-        await self._update_learners()
-
-    async def _update_learners(self) -> None:
+        own = {name: learner.export() for name, learner in self._learners().items()}
+        report = Report(replica=self._replica, statistics=own, facts=self._facts)
+        with suppress(Exception):  # no failure of the exchange may affect serving
+            self._others = await asyncio.wait_for(self._exchange(report), _INTERVAL_S)
         for name, learner in self._learners().items():
-            learner.pool(extract(self._others, name))
-            await asyncio.sleep(0)  # a fit takes a while: lets rounds run between two
+            learner.pool(self._others.get(name, {}))
 
 
-def learners_of(
-    policies: Policies, estimates: Estimates, lanes: Iterable[LaneView]
-) -> dict[str, Pooled]:
-    """What a replica pools: acceptances, each drafter's calibration, and its selection policy, if
-    it learns something of its own."""
-    learners: dict[str, Pooled] = {
-        f"calibration/{lane.drafter}": estimates.calibrations[lane.name] for lane in lanes
-    }
-    learners[estimates.acceptance.pool_name] = estimates.acceptance
+def learners_of(policies: Policies, acceptance: AcceptanceEstimates) -> dict[str, Pooled]:
+    """What a replica pools: acceptances, and its selection policy, if it learns something of its
+    own."""
+    learners: dict[str, Pooled] = {acceptance.pool_name: acceptance}
     if isinstance(policies.selection, PooledSelection):
         learners[policies.selection.pool_name] = policies.selection
     return learners

@@ -9,185 +9,70 @@ An ordinary class; deployments/ makes it a Serve deployment actor. Messages are 
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-import numpy as np
-
 from actors.hosts.facts import Facts
-from policies.estimates.acceptance import COLUMNS, AcceptanceEstimates, accepted_levels
-from policies.pooling import DRAFTER, Statistics, Vectors, finite_vectors, split_name, weighted_sum
+from policies.pooling import ByLearner, summed
 
 
 class Report(TypedDict):
     replica: str
-    incarnation: int
-    """Increases with every restart of the replica."""
-    version: int
-    """Increases with every report."""
-    statistics: Statistics
+    statistics: ByLearner
     facts: Facts
     """What the replica knows of its models."""
 
 
-class Answer(TypedDict):
-    others: dict[str, list[float]]
-    """The sum of the other replicas' statistics."""
-    age_s: float
-    """The router's age: a new one may lack the reports of some replicas."""
-
-
-class DrafterView(TypedDict):
-    tokens_per_s: float
-    slots: float
-
-
-class AcceptanceView(TypedDict):
-    accepted: float
-    """The share of drafted levels of which a token is accepted."""
-    levels: float
-    """How many levels that is the mean of."""
-
-
-class ReplicaView(TypedDict):
-    incarnation: int
-    version: int
-    silent_s: float
-    weight: float
-    """1; decays towards 0 for a replica that has departed."""
-
-
-class View(TypedDict):
-    """For operators: how good each drafter is, and which replicas report."""
-
-    drafters: dict[str, dict[str, DrafterView]]
-    """By selection policy, of those that learn goodputs of their own."""
-    acceptance: dict[str, AcceptanceView]
-    """By drafter."""
-    replicas: dict[str, ReplicaView]
-
-
-@dataclass(frozen=True, slots=True)
-class RouterParams:
-    departed_after_s: float = 30.0
-    """A replica that has not reported for so long has departed: its statistics begin to fade."""
-    half_life_s: float = 600.0
-    """The half-life of the statistics of departed replicas."""
-    least_weight: float = 0.01
-    """Statistics that have faded to less are dropped."""
-    max_replicas: int = 256
-    """The most replicas kept, departed ones included; the longest silent is dropped first."""
-    max_models: int = 256
-    """The most models of which facts are kept; the one reported first is dropped first."""
+KEPT_S = 1800.0
+"""What a replica has learned is kept for so long after its last report, for those that come after
+it."""
+MOST_REPLICAS = 256
+"""Departed ones included; the longest silent is dropped first."""
+MOST_MODELS = 256
+"""Of which facts are kept; the one reported first is dropped first."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Received:
-    incarnation: int
-    version: int
     at_s: float
-    statistics: Vectors
+    statistics: ByLearner
 
 
 class Router:
-    def __init__(self, params: RouterParams = RouterParams()) -> None:
-        self._params = params
+    def __init__(self) -> None:
         self._received: dict[str, _Received] = {}
         """By replica, the longest silent first."""
         self._facts: dict[str, Sequence[float]] = {}
         """The model that was reported first comes first."""
-        self._started_s: float | None = None
-        """The time of the first call."""
 
-    async def exchange(self, report: Report) -> Answer:
-        now = self._now()
-        self._receive(report, now)
+    async def exchange(self, report: Report) -> ByLearner:
+        """The sum of the other replicas' statistics."""
+        replica = report["replica"]
+        self._received.pop(replica, None)  # so that it comes last
+        self._received[replica] = _Received(_now(), report["statistics"])
+        self._drop_departed()
         self._facts |= report["facts"]
-        while len(self._facts) > self._params.max_models:
+        while len(self._facts) > MOST_MODELS:
             del self._facts[next(iter(self._facts))]
-        self._drop_faded(now)
-        others = (
-            (received.statistics, self._weight(received, now))
-            for replica, received in self._received.items()
-            if replica != report["replica"]
+        return summed(
+            received.statistics for name, received in self._received.items() if name != replica
         )
-        return Answer(others=weighted_sum(others), age_s=now - (self._started_s or now))
 
     async def facts(self) -> Facts:
         """What replicas know of their models, for one that starts."""
         return self._facts
 
-    async def view(self) -> View:
-        now = self._now()
-        self._drop_faded(now)
-        weights = {name: self._weight(received, now) for name, received in self._received.items()}
-        pooled = weighted_sum(
-            (received.statistics, weights[name]) for name, received in self._received.items()
-        )
-        return View(
-            drafters=_by_drafter(pooled),
-            acceptance=_acceptance(pooled),
-            replicas={
-                name: ReplicaView(
-                    incarnation=received.incarnation,
-                    version=received.version,
-                    silent_s=now - received.at_s,
-                    weight=weights[name],
-                )
-                for name, received in self._received.items()
-            },
-        )
+    async def replicas(self) -> list[str]:
+        """Those whose statistics are kept, the longest silent first."""
+        self._drop_departed()
+        return list(self._received)
 
-    def _now(self) -> float:
-        now = asyncio.get_running_loop().time()
-        if self._started_s is None:
-            self._started_s = now
-        return now
-
-    def _receive(self, report: Report, now: float) -> None:
-        """A new incarnation replaces the old one; late and duplicate reports are dropped."""
-        replica, order = report["replica"], (report["incarnation"], report["version"])
-        known = self._received.get(replica)
-        if known is not None and order <= (known.incarnation, known.version):
-            return
-        statistics = finite_vectors(report["statistics"])
-        if statistics is None:
-            return
-        self._received.pop(replica, None)  # so that it comes last
-        self._received[replica] = _Received(*order, now, statistics)
-
-    def _drop_faded(self, now: float) -> None:
+    def _drop_departed(self) -> None:
         for name, received in list(self._received.items()):
-            crowded = len(self._received) > self._params.max_replicas
-            if crowded or self._weight(received, now) < self._params.least_weight:
+            if len(self._received) > MOST_REPLICAS or received.at_s < _now() - KEPT_S:
                 del self._received[name]
 
-    def _weight(self, received: _Received, now: float) -> float:
-        departed_s = max(0.0, now - received.at_s - self._params.departed_after_s)
-        return 0.5 ** (departed_s / self._params.half_life_s)
 
-
-def _by_drafter(pooled: Mapping[str, list[float]]) -> dict[str, dict[str, DrafterView]]:
-    """The selection policies that export tokens, seconds and slots of each drafter."""
-    views: dict[str, dict[str, DrafterView]] = {}
-    for name, vector in pooled.items():
-        learner, statistic = split_name(name)
-        if statistic.startswith(DRAFTER) and len(vector) == 3:  # else of another version
-            tokens, seconds, slots = vector
-            views.setdefault(learner, {})[statistic.removeprefix(DRAFTER)] = DrafterView(
-                tokens_per_s=tokens / seconds if seconds else 0.0, slots=slots
-            )
-    return views
-
-
-def _acceptance(pooled: Mapping[str, list[float]]) -> dict[str, AcceptanceView]:
-    views: dict[str, AcceptanceView] = {}
-    for name, vector in pooled.items():
-        learner, drafter = split_name(name)
-        if learner == AcceptanceEstimates.pool_name and len(vector) == COLUMNS:
-            accepted, levels = accepted_levels(np.array(vector))
-            views[drafter] = AcceptanceView(
-                accepted=accepted / levels if levels else 0.0, levels=levels
-            )
-    return views
+def _now() -> float:
+    return asyncio.get_running_loop().time()

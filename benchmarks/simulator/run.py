@@ -22,7 +22,14 @@ from benchmarks.simulator.run_report import FinishedRequest, Report, Tally
 from benchmarks.simulator.verifier import KvMemory, SimulatedVerifier
 from benchmarks.simulator.workload import Arrival
 from engine.sampling.params import SamplingParams
-from policies.catalogue import Calibrations, make_schedule, make_selection, make_speculation
+from policies.catalogue import (
+    SPECULATIONS,
+    Calibrations,
+    Speculations,
+    make_schedule,
+    make_selection,
+    make_speculation,
+)
 from policies.cost import CostModel
 from policies.microbatch import MicroBatchParams
 from policies.request import LaneView
@@ -43,14 +50,15 @@ def named_policies(
     *,
     speculation_options: Mapping[str, object] | None = None,
     selection_options: Mapping[str, object] | None = None,
+    speculations: Speculations = SPECULATIONS,
 ) -> MakePolicies:
-    """Policies by their names in policies/catalogue.py."""
+    """Policies by their names in policies/catalogue.py, or in `speculations`."""
 
     def make(calibrations: Calibrations) -> Policies:
         return Policies(
             make_schedule(schedule),
             make_selection(selection, selection_options),
-            make_speculation(speculation, speculation_options, calibrations),
+            make_speculation(speculation, speculation_options, calibrations, speculations),
         )
 
     return make

@@ -16,7 +16,6 @@ from cluster.config.crosschecks import (
     check_heads,
     check_inline_gpus,
     check_ranks,
-    check_reduced_vocabularies,
     check_vocabulary,
     check_whole_context,
 )
@@ -26,7 +25,6 @@ from cluster.config.section import Section, problems
 from cluster.config.serving import (
     Choice,
     GrpcConfig,
-    LengthsConfig,
     LimitsConfig,
     PoliciesConfig,
     ScalingConfig,
@@ -42,7 +40,6 @@ __all__ = [
     "Choice",
     "DrafterConfig",
     "GrpcConfig",
-    "LengthsConfig",
     "LimitsConfig",
     "PoliciesConfig",
     "ScalingConfig",
@@ -118,7 +115,6 @@ class AppConfig(Section):
         check_inline_gpus(self.target, self.drafters)
         check_backend(self.target, self.policies)
         check_heads(self.target, self.drafters)
-        check_reduced_vocabularies(self.target, self.drafters)
         check_formats(self.target, self.drafters)
         check_ranks(self.target)
         check_whole_context(self.target)

@@ -15,7 +15,6 @@ from cluster.checkpoint_files import (
 from cluster.checkpoints import (
     architecture,
     differing_tokens,
-    draft_vocab_size,
     eagle3_shape,
     is_head,
 )
@@ -165,24 +164,6 @@ def check_heads(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None
                 f"{shape.target_hidden_size}; this one has {own.num_hidden_layers} layers of "
                 f"{own.hidden_size}; choose a head that was trained for it"
             )
-
-
-def check_reduced_vocabularies(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:
-    """Checks that only heads have a reduced vocabulary."""
-    _refuse_reduced_vocabulary("target.model", target.model, target.header_path())
-    for number, drafter in enumerate(drafters):
-        path = drafter.header_path()
-        if path is not None and not drafter_kind(drafter.kind).reads_features:
-            _refuse_reduced_vocabulary(f"drafters.{number}.model", drafter.model, path)
-
-
-def _refuse_reduced_vocabulary(field: str, model: str | None, path: Path) -> None:
-    reduced = draft_vocab_size(path)
-    if reduced is not None:
-        raise ValueError(
-            f"{field}: {model} has a reduced vocabulary of {reduced} tokens, as only heads may; "
-            "choose a whole model"
-        )
 
 
 def check_vocabulary(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:

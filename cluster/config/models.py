@@ -5,8 +5,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from cluster.architecture import Architecture
 from cluster.built_in_models import inflated_target
-from cluster.checkpoints import Architecture, architecture
+from cluster.checkpoints import architecture
 from cluster.config.backends import BACKENDS, able
 from cluster.config.drafter_kinds import DRAFTER_KINDS, OPTIONS, drafter_kind, with_option
 from cluster.config.section import Section, within

@@ -17,9 +17,8 @@ Count = Annotated[int, within(ranges.COUNT)]
 AtLeastOne = Annotated[int, within(ranges.AT_LEAST_ONE)]
 Options = dict[str, Any]
 
-ORDERED_BY_LENGTH = ("laps_sd", "lp_sjf")
-"""Schedules that order requests by predicted output lengths."""
-PREDICTS_ITSELF = "self_ranked"
+ORDERED_BY_LENGTH = "laps_sd"
+"""The schedule for which output lengths are predicted (docs/policies/ranking.md)."""
 
 
 class Choice(Section):
@@ -27,15 +26,6 @@ class Choice(Section):
 
     name: str
     options: Options = Field(default_factory=dict)
-
-
-class LengthsConfig(Section):
-    """Output lengths are learned from finished requests with the same tenant, SLO and `max_tokens`
-    and a prompt about as long (docs/policies/ranking.md)."""
-
-    enabled: bool | None = None
-    """Whether lengths are predicted; null: if the schedule orders by them (`laps_sd`, `lp_sjf`).
-    `self_ranked` asks the target itself."""
 
 
 class PoliciesConfig(Section):
@@ -51,8 +41,6 @@ class PoliciesConfig(Section):
     """Priorities, fairness among tenants and the limit on waiting; applied around any schedule."""
     pipeline: MicroBatchParams = MicroBatchParams()
     """How drafting and verification overlap."""
-    lengths: LengthsConfig = LengthsConfig()
-    """Whether output lengths are predicted."""
     seed: Annotated[int, within(ranges.SEED)] = 0
     """Seed of the policies' random choices."""
 
@@ -71,18 +59,12 @@ class PoliciesConfig(Section):
         catalogue.make_speculation(self.speculation.name, self.speculation.options)
         schedule = catalogue.make_schedule(self.schedule.name, self.schedule.options)
         catalogue.fair(schedule, self.fairness)
-        if self.lengths.enabled and self.schedule.name == PREDICTS_ITSELF:
-            raise ValueError(
-                f"lengths.enabled: {PREDICTS_ITSELF} predicts lengths by itself; leave it null"
-            )
         return self
 
     @property
     def predicts_lengths(self) -> bool:
         """Whether output lengths are predicted for the schedule."""
-        if self.lengths.enabled is None:
-            return self.schedule.name in ORDERED_BY_LENGTH
-        return self.lengths.enabled
+        return self.schedule.name == ORDERED_BY_LENGTH
 
 
 class SloClass(Section):
@@ -152,8 +134,8 @@ class LimitsConfig(Section):
     """A round goes on without a drafter that takes longer than this and 3 times as long as
     usual; the drafter is used again when it has answered."""
     stalled_host_s: Seconds = 5.0
-    """A drafter or verifier counts as lost if a call takes longer than this and 4 times as long as
-    calls of its size have lately taken."""
+    """A drafter or verifier counts as lost if a call takes longer than this and 20 times as long as
+    was predicted."""
     suspect_host_s: Seconds | None = 2.0
     """After this long without an answer (scaled as `stalled_host_s` is), processes are started that
     would replace the verifier (0.4 GB of memory per rank), and are ended if it answers; null: only

@@ -115,11 +115,10 @@ class Service:
 
     async def pool(self, replica: str, exchange: Exchange) -> None:
         """Exchanges estimates, and what is known of models, with the other replicas, forever."""
-        # The name is unique to this process, so one incarnation number is enough.
-        await Pooling(replica, 0, exchange, self._learners, facts=self._fleet.facts).run()
+        await Pooling(replica, exchange, self._learners, facts=self._fleet.facts).run()
 
     def _learners(self) -> dict[str, Pooled]:
-        return learners_of(self._policies, self._estimates, self.lanes)
+        return learners_of(self._policies, self._estimates.acceptance)
 
     @property
     def limits(self) -> TargetLimits:

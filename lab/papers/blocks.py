@@ -10,8 +10,8 @@ from actors.coordinator.settings import Limits
 from benchmarks.simulator import hardware
 from benchmarks.simulator.acceptance import DrafterModel, synthetic
 from benchmarks.simulator.workload import Lengths
+from lab.baselines.catalogue import make_schedule, make_selection, make_speculation
 from lab.papers.row import Source
-from policies.catalogue import make_schedule, make_selection, make_speculation
 from policies.microbatch import MicroBatchParams
 
 Made = TypeVar("Made")

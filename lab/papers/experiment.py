@@ -13,6 +13,7 @@ from benchmarks.simulator.acceptance import Acceptance
 from benchmarks.simulator.run import Cluster, DrafterSpec
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival, predict_lengths, predict_with_error
+from lab.baselines.catalogue import make_schedule, make_selection, make_speculation
 from lab.papers.arrivals import arrivals, with_priorities
 from lab.papers.blocks import Arm, Drafter, Machine
 from lab.papers.cells import ORACLES, Cell, settings
@@ -23,7 +24,7 @@ from lab.papers.settings import Paper
 from lab.papers.srpt import srpt
 from lab.studies.oracle import Foresight, true_goodput
 from lab.studies.selection_oracle import OracleSelection
-from policies.catalogue import Calibrations, fair, make_schedule, make_selection, make_speculation
+from policies.catalogue import Calibrations, fair
 from policies.cost import RooflineCost, SwitchCost, token_budget
 from policies.microbatch import MicroBatchParams
 from policies.protocols import Schedule, Selection, Speculation

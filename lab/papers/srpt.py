@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from lab.studies.oracle import Foresight
 from policies.request import RequestView
-from policies.scheduling.baselines import SortedSchedule
+from policies.scheduling.fcfs import SortedSchedule
 
 
 def srpt(foresight: Foresight, drafter: str | None, depth: int) -> SortedSchedule:

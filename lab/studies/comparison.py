@@ -14,6 +14,7 @@ from statistics import mean
 from benchmarks.report import Record, parser, publish
 from benchmarks.simulator.run import named_policies
 from benchmarks.speculation_choice import add_choices
+from lab.baselines.catalogue import SPECULATIONS
 from lab.studies.mixed_load import cluster, compare
 
 POLICIES = (
@@ -30,10 +31,15 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, default=3)
     arguments.add_argument("--requests", type=int, default=144)
     arguments.add_argument("--apart", action="store_true", help="drafters have their own devices")
-    add_choices(arguments, "--policies", POLICIES)
+    add_choices(arguments, "--policies", POLICIES, SPECULATIONS)
     options = arguments.parse_args()
     policies = {
-        choice.text: named_policies(choice.name, "hedge", speculation_options=choice.options)
+        choice.text: named_policies(
+            choice.name,
+            "hedge",
+            speculation_options=choice.options,
+            speculations=SPECULATIONS,
+        )
         for choice in options.policies
     }
     replica, records = cluster(options.apart), []

@@ -17,7 +17,6 @@ from numba import njit
 from numpy.typing import NDArray
 
 from policies.flat_trees import FlatTrees, cap_siblings
-from policies.pooling import Statistics
 
 RANKS = 4
 """Siblings beyond the fourth are counted as fourth."""
@@ -70,15 +69,13 @@ class Calibration:
 
     def __init__(self, params: CalibrationParams | None = None) -> None:
         self._params = params or CalibrationParams()
-        self._counts = _no_counts()
-        self._others = _no_counts()
-        """The statistics of the same drafter on other replicas."""
+        self._counts = Counts(*(np.zeros((RANKS + 1, BINS)) for _ in Counts._fields))
         self._since_fit = 0
         self._fitted_to = np.full((RANKS + 1, BINS), np.nan)
-        """The pooled `seen` counts to which the present curves were fitted."""
+        """The `seen` counts to which the present curves were fitted."""
         self._curves = np.tile(_CENTRES, (2, RANKS + 1, 1))
         """[confidence or probability, rank or survival, bin]."""
-        self._update_rank_counts()
+        self._count_ranks()
         self._fit()
 
     def calibrate(self, trees: FlatTrees) -> FlatTrees:
@@ -97,49 +94,28 @@ class Calibration:
         lengths = np.array([len(tokens) for tokens in committed], np.int64)
         all_tokens = np.array([*chain.from_iterable(committed)], np.int64)
         counted, most = _learn(drafted, all_tokens, lengths, self._counts, self._params.memory)
-        self._update_rank_counts()
+        self._count_ranks()
         self._since_fit += counted
         least = max(self._params.refit_every, self._params.refit_share * most)
         if self._since_fit >= least:
             self._fit()
 
-    def export(self) -> Statistics:
-        return {name: table.ravel().tolist() for name, table in self._counts._asdict().items()}
-
-    def pool(self, others: Statistics) -> None:
-        """Adds the counts of other replicas, scaled down to `memory` observations at most, because
-        this replica's own are about its own requests."""
-        self._others = _no_counts()
-        shape, size = self._others.seen.shape, self._others.seen.size
-        if all(len(others.get(name, ())) == size for name in Counts._fields):
-            received = Counts(*(np.reshape(others[name], shape) for name in Counts._fields))
-            total = received.seen.sum(axis=1, keepdims=True)
-            share = np.minimum(1.0, self._params.memory / np.maximum(total, 1.0))
-            self._others = Counts(*(share * table for table in received))
-        self._update_rank_counts()
-        self._fitted_to[:] = np.nan  # `accepted` may have changed even where `seen` has not
-        self._fit()
-
-    def _update_rank_counts(self) -> None:
+    def _count_ranks(self) -> None:
         # Precomputed, because the planner reads it in every round.
-        self.rank_counts = _count_by_rank(self._counts, self._others)
+        seen, accepted, _ = self._counts
+        self.rank_counts = np.stack(
+            [seen[:RANKS].sum(axis=1), accepted[:RANKS].sum(axis=1)], axis=1
+        )
         """[rank, 0 or 1]: siblings of this rank that were counted, and that were right."""
-
-    def _pooled(self) -> Counts:
-        return Counts(*(own + other for own, other in zip(self._counts, self._others, strict=True)))
 
     def _fit(self) -> None:
         """Refits the curves with new observations: with chains, two of the five."""
         self._since_fit = 0
-        self._curves = _fitted(self._pooled(), self._params.prior, self._fitted_to, self._curves)
+        self._curves = _fitted(self._counts, self._params.prior, self._fitted_to, self._curves)
         self.survival = Curve(*self._curves[:, SURVIVAL])
         """P(any of a node's drafted children is right), by the sum of their confidences."""
         self.chain = Curve(*self._curves[:, 0])
         """P(a node is right given its parent), for the first child: so for a chain's nodes."""
-
-
-def _no_counts() -> Counts:
-    return Counts(*(np.zeros((RANKS + 1, BINS)) for _ in Counts._fields))
 
 
 _CENTRES = np.sin((np.arange(BINS) + 0.5) / BINS * (np.pi / 2)) ** 2
@@ -237,15 +213,6 @@ def interpolate(xs: Floats, ys: Floats, x: float) -> float:
         return ys[-1]
     share = (x - xs[after - 1]) / (xs[after] - xs[after - 1])
     return ys[after - 1] + share * (ys[after] - ys[after - 1])
-
-
-@njit(cache=True)
-def _count_by_rank(own: Counts, others: Counts) -> Floats:
-    rank_counts = np.empty((RANKS, 2))
-    for rank in range(RANKS):
-        rank_counts[rank, 0] = own.seen[rank].sum() + others.seen[rank].sum()
-        rank_counts[rank, 1] = own.accepted[rank].sum() + others.accepted[rank].sum()
-    return rank_counts
 
 
 @njit(cache=True)

@@ -8,38 +8,28 @@ few are alike, wider groups count: the mean of each is drawn towards that of the
 import math
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from policies.request import RequestView
 
 Group = tuple[object, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LearnedLengthsParams:
-    least: int = 8
-    """Finished requests before the first prediction."""
-    remembered: int = 64
-    """How many of the last finished requests of a group count."""
-    groups: int = 1024
-    """The most groups; the least recently used is forgotten."""
-    prior: float = 2.0
-    """As many requests as the next wider group counts for in the mean of a group."""
-    prompt_steps: float = 8.0
-    """Prompts are alike within so many parts of a doubling."""
-
-    def __post_init__(self) -> None:
-        if min(self.least, self.remembered, self.groups) < 1:
-            raise ValueError("least, remembered and groups start at 1")
-        if not (self.prior > 0 and self.prompt_steps > 0):
-            raise ValueError("prior and prompt_steps are above 0")
+LEAST = 8
+"""Finished requests before the first prediction."""
+REMEMBERED = 64
+"""How many of the last finished requests of a group count."""
+MOST_GROUPS = 1024
+"""The least recently used is forgotten."""
+_PRIOR = 2.0
+"""As many requests as the next wider group counts for in the mean of a group."""
+_PROMPT_STEPS = 8.0
+"""Prompts are alike within so many parts of a doubling."""
 
 
 class LearnedLengths:
-    """Memory is bounded by `groups` times `remembered` numbers."""
+    """Memory is bounded by MOST_GROUPS times REMEMBERED numbers."""
 
-    def __init__(self, params: LearnedLengthsParams = LearnedLengthsParams()) -> None:
-        self._params = params
+    def __init__(self) -> None:
         self._lengths: OrderedDict[Group, deque[int]] = OrderedDict()
         self._finished = 0
 
@@ -49,16 +39,16 @@ class LearnedLengths:
         for group in self._groups_of(request):
             lengths = self._lengths.get(group)
             if lengths is None:
-                lengths = self._lengths[group] = deque(maxlen=self._params.remembered)
+                lengths = self._lengths[group] = deque(maxlen=REMEMBERED)
             lengths.append(request.generated)
             self._lengths.move_to_end(group)
-        while len(self._lengths) > self._params.groups:
+        while len(self._lengths) > MOST_GROUPS:
             self._lengths.popitem(last=False)
 
     def predict(self, request: RequestView) -> float | None:
         """Output tokens in all, more than it has; None while too few have finished, or none was as
         long as this request already is."""
-        if self._finished < self._params.least:
+        if self._finished < LEAST:
             return None
         predicted: float | None = None
         for group in self._groups_of(request):
@@ -68,8 +58,7 @@ class LearnedLengths:
             if predicted is None:
                 predicted = sum(longer) / len(longer)
             else:
-                prior = self._params.prior
-                predicted = (sum(longer) + prior * predicted) / (len(longer) + prior)
+                predicted = (sum(longer) + _PRIOR * predicted) / (len(longer) + _PRIOR)
         return None if predicted is None else min(predicted, float(request.max_tokens))
 
     def _groups_of(self, request: RequestView) -> Iterator[Group]:
@@ -79,4 +68,4 @@ class LearnedLengths:
         yield client
         octave = math.log2(max(1, request.prompt_len))
         yield (*client, "octave", round(octave))
-        yield (*client, "part", round(octave * self._params.prompt_steps))
+        yield (*client, "part", round(octave * _PROMPT_STEPS))

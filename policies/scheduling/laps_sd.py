@@ -7,7 +7,6 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from policies.cost import NO_SWITCH, SwitchCost
 from policies.request import RequestView, RoundOutcome, by_arrival, expected_len
@@ -28,16 +27,6 @@ class LapsSdParams:
     """γ: consecutive rounds with drafts over which the acceptance rate must be stable."""
     stable_within: float = 0.1
     """δ: the range within which it must stay over those rounds."""
-    order_by: Literal["total", "remaining"] = "total"
-    """Which estimated time orders perceptible requests: of the whole request (the paper's) or of
-    the rest of it."""
-    pipelined: bool = False
-    """Whether drafting overlaps with verification, so that a round costs the longer of the two."""
-    switch_s: float | None = None
-    """Cost of preempting and resuming a request (a swap both ways, or a recompute). None: as
-    measured when the target was profiled."""
-    switch_s_per_token: float | None = None
-    """The same for each of its committed tokens."""
 
     def __post_init__(self) -> None:
         if self.queues < 1 or self.first_queue_s <= 0 or self.growth <= 1:
@@ -74,15 +63,11 @@ class _Progress:
 
 class LapsSd:
     def __init__(
-        self, params: LapsSdParams = LapsSdParams(), measured: SwitchCost = NO_SWITCH
+        self, params: LapsSdParams = LapsSdParams(), switch: SwitchCost = NO_SWITCH
     ) -> None:
-        """`measured`: the cost of a preemption, for what `params` leaves open."""
+        """`switch`: the measured cost of a preemption."""
         self._params = params
-        fixed_s, per_token_s = params.switch_s, params.switch_s_per_token
-        self._switch = SwitchCost(
-            measured.fixed_s if fixed_s is None else fixed_s,
-            measured.per_token_s if per_token_s is None else per_token_s,
-        )
+        self._switch = switch
         self._progress: dict[str, _Progress] = {}
 
     def arrive(self, request: RequestView, now: float) -> None:
@@ -135,13 +120,12 @@ class LapsSd:
         return self._progress[request].queue
 
     def estimated_s(self, request: str) -> float | None:
-        """Predicted execution time, total or remaining; None while non-perceptible."""
+        """Predicted execution time of the whole request; None while non-perceptible."""
         progress = self._progress[request]
         length = expected_len(progress.view)
         if progress.token_s is None or length is None:
             return None
-        tokens = length if self._params.order_by == "total" else length - progress.view.generated
-        return tokens * progress.token_s
+        return length * progress.token_s
 
     def _preference(self, view: RequestView, running: bool) -> tuple[bool, int, float, float, str]:
         """Section 4.3: by queue; within a queue perceptible requests by SJF, then the others by
@@ -172,9 +156,7 @@ class LapsSd:
         if max(rates) - min(rates) >= self._params.stable_within:
             return
         # Eq. 6. As drafts may vary, n·T_SSM, T_LLM and n are means over the rounds so far.
-        draft_s = progress.draft_s / progress.rounds
-        verify_s = progress.verify_s / progress.rounds
-        round_s = max(draft_s, verify_s) if self._params.pipelined else draft_s + verify_s
+        round_s = (progress.draft_s + progress.verify_s) / progress.rounds
         acceptance = sum(rates) / len(rates)
         committed = acceptance * progress.drafted / progress.rounds + 1
         progress.token_s = round_s / committed

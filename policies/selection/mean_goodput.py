@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.pooling import DRAFTER, Statistics
+from policies.pooling import Statistics
 from policies.request import LaneView
 
 
@@ -28,8 +28,8 @@ class _Mean:
 
 
 _EMPTY = _Mean()
-_EXPORTED = 3
-"""Numbers exported for each drafter: tokens, seconds and slots."""
+_EXPORTED = 2
+"""Numbers exported for each drafter: the sum of the goodputs of its slots, and their number."""
 
 
 class MeanGoodput:
@@ -67,18 +67,13 @@ class MeanGoodput:
         self._pairs.pop(request, None)
 
     def export(self) -> Statistics:
-        """Each slot of a drafter counts as one second at its goodput, since the mean is over
-        slots."""
-        return {
-            DRAFTER + drafter: [mean.total, mean.count, mean.count]
-            for drafter, mean in self._drafters.items()
-        }
+        return {drafter: [mean.total, mean.count] for drafter, mean in self._drafters.items()}
 
     def pool(self, others: Statistics) -> None:
         """Vectors of another length, from a replica of another version, are left out."""
         self._others = {
-            name.removeprefix(DRAFTER): _Mean(vector[0], vector[1])
-            for name, vector in others.items()
+            drafter: _Mean(*vector)
+            for drafter, vector in others.items()
             if len(vector) == _EXPORTED
         }
 

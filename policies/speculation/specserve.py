@@ -40,9 +40,6 @@ class SpecServeParams:
     """Draft tokens over which the historical mean is taken."""
     eliminate: bool = True
     """Off: SpecServe- of Table 2, with the adaptive drafter alone."""
-    bare_mean: bool = False
-    """Algorithm 1's line 19 as printed: the next level's acceptance is predicted as the historical
-    mean itself, whatever the levels before it accept."""
 
 
 def goodput(tokens: float, seconds: float, waiting_s: float, tpot_s: float) -> float:
@@ -68,8 +65,6 @@ class SpecServeRule:
     """From the drafter's confidence to the probability of acceptance, as `select` will see it."""
     mean_confidence: float
     """The mean of what this lane has drafted before, calibrated as well."""
-    bare_mean: bool
-    """SpecServeParams.bare_mean."""
     waiting_s: float
     tpot_s: float
     accepted: float = 0.0
@@ -93,12 +88,11 @@ class SpecServeRule:
         # "Correct": the efficiency of the present draft, with its actual confidences.
         now = self._goodput(self.accepted, self.drafts, self.drafting_s)
         # "Predict": each path continues with the historical mean confidence.
-        likely = float(len(requests)) if self.bare_mean else reach
         step_s = self._step_seconds(depth, requests)
         if depth == 0:
             step_s += self.call_s
         more = self._goodput(
-            self.accepted + likely * self.mean_confidence,
+            self.accepted + reach * self.mean_confidence,
             self.drafts + len(requests),
             self.drafting_s + step_s,
         )
@@ -173,7 +167,6 @@ class SpecServe:
             requests=len(requests),
             calibrated=self._curve(batch.lane),
             mean_confidence=self.mean_confidence(batch.lane),
-            bare_mean=self._params.bare_mean,
             waiting_s=context.waiting_s,
             tpot_s=tightest_tpot(requests),
         )

@@ -83,15 +83,6 @@ def test_a_bad_field_and_a_bad_file_end_with_status_1(
     assert main([str(tmp_path / "none.yaml")]) == 1
 
 
-def test_the_missing_resource_is_named_and_the_status_is_1(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = serve_config(tmp_path, {"target": {"gpus": 1}, "drafters": [TINY | {"gpus": 1}]})
-    assert main([file, "--node", "CPU=4,GPU=1,memory=64GB"]) == 1
-    assert "GPU: 2 needed in all, and there are 1" in capsys.readouterr().err
-    assert main([file, "--node", "CPU=4,GPU=1", "--node", "CPU=4,GPU=1"]) == 0
-
-
 @pytest.mark.parametrize(
     ("args", "nodes", "expected"),
     [

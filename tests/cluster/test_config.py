@@ -122,20 +122,10 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
             },
         ),
         (
-            "lengths.enabled: self_ranked",
-            {
-                "policies": {
-                    "schedule": {"name": "self_ranked"},
-                    "lengths": {"enabled": True},
-                }
-            },
-        ),
-        (
             "options.max_width: .* target.backend: native",
             {"target": VLLM} | speculation("planner", max_width=2),
         ),
-        ("options.width: specinfer", {"target": VLLM} | speculation("specinfer")),
-        ("options.shape.max_width: equal", {"target": VLLM} | speculation("equal")),
+        ("options.shape.max_width: adaserve", {"target": VLLM} | speculation("adaserve")),
         ("slo_classes.chat: ttft_ms or tpot_ms", {"slo_classes": {"chat": {}}}),
         ("slo_classes.chat.tpot_ms", {"slo_classes": {"chat": {"tpot_ms": 0}}}),
         ("limits: forward_tokens", {"limits": {"max_batch": 8, "forward_tokens": 4}}),
@@ -221,24 +211,6 @@ def test_chains_alone_may_be_asked_of_a_backend_without_trees() -> None:
         AppConfig.model_validate({"target": VLLM} | policy)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "enabled", "asked"),
-    [
-        ("default", None, False),
-        ("laps_sd", None, True),
-        ("lp_sjf", None, True),
-        ("self_ranked", None, False),
-        ("default", True, True),
-        ("laps_sd", False, False),
-    ],
-)
-def test_lengths_are_asked_for_where_the_schedule_uses_them(
-    schedule: str, enabled: bool | None, asked: bool
-) -> None:
-    policies = {"schedule": {"name": schedule}, "lengths": {"enabled": enabled}}
-    assert AppConfig.model_validate({"policies": policies}).policies.predicts_lengths is asked
-
-
 def test_policies_change_alone_and_are_checked_anew() -> None:
     config = AppConfig.model_validate(
         {"target": VLLM, "drafters": [TINY, NGRAM], "limits": {"max_batch": 4}}
@@ -247,7 +219,7 @@ def test_policies_change_alone_and_are_checked_anew() -> None:
     assert changed.policies.speculation.name == "specserve"
     assert changed == config.model_copy(update={"policies": changed.policies})
     with pytest.raises(ValidationError, match=r"target\.backend: native"):
-        config.with_policies({"speculation": {"name": "specinfer"}})
+        config.with_policies({"speculation": {"name": "adaserve"}})
 
 
 def with_config(path: Path, **changes: Any) -> str:
@@ -410,17 +382,13 @@ def test_a_head_has_room_for_all_that_the_target_keeps_unless_the_config_says_ot
 
 
 @pytest.mark.parametrize("section", ["target", "drafters.0"])
-def test_a_reduced_vocabulary_of_anything_but_a_head_is_refused(
-    section: str, tmp_path: Path
-) -> None:
+def test_a_reduced_vocabulary_makes_it_a_head(section: str, tmp_path: Path) -> None:
     shutil.copytree(model_path("tiny"), tmp_path / "tiny")
     file = tmp_path / "tiny" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"draft_vocab_size": 500}))
     model = {"model": str(tmp_path / "tiny")}
     args = {"target": model} if section == "target" else {"drafters": [{"name": "a"} | model]}
-    with pytest.raises(
-        ValidationError, match=rf"{section}\.model: .* has a reduced vocabulary of 500 tokens"
-    ):
+    with pytest.raises(ValidationError, match=rf"{section}\.(model|kind): .* is a head"):
         AppConfig.model_validate(args)
 
 

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from cluster.built_in_models import TARGET, model_path
+from cluster.checkpoints import architecture
 from cluster.inflate import inflate_to_cache, inflated_config
-from cluster.inflated_shapes import choose_shape, parameter_count
 
 SOURCE = model_path(TARGET)
 SMALL = AutoConfig.from_pretrained(SOURCE)
@@ -41,22 +41,21 @@ def test_new_weights_are_not_zero_where_they_may_be_random(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("params", [5_000_000, 90_000_000, 350_000_000, 850_000_000, 7_000_000_000])
 def test_size_is_within_a_tenth(params: int) -> None:
-    config = inflated_config(SMALL, params)
-    assert parameter_count(config) == pytest.approx(params, rel=0.1)
-    assert config.head_dim == SMALL.head_dim
-    assert config.hidden_size == config.num_attention_heads * config.head_dim
+    larger = architecture(SOURCE, params)
+    assert larger.parameters() == pytest.approx(params, rel=0.1)
+    assert larger.head_dim == SMALL.head_dim
+    assert larger.hidden_size == larger.num_attention_heads * larger.head_dim
 
 
-def test_parameter_count_is_that_of_transformers() -> None:
-    config = inflated_config(SMALL, 350_000_000)
+def test_the_number_of_parameters_is_that_of_transformers() -> None:
     with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-    assert parameter_count(config) == model.num_parameters()
+        model = LlamaForCausalLM(inflated_config(SOURCE, 350_000_000))
+    assert architecture(SOURCE, 350_000_000).parameters() == model.num_parameters()
 
 
 def test_a_size_below_the_targets_own_is_refused() -> None:
     with pytest.raises(ValueError, match="params"):
-        choose_shape(SMALL, 1_000_000)
+        architecture(SOURCE, 1_000_000)
 
 
 def test_concurrent_callers_get_one_complete_copy(tmp_path: Path) -> None:

@@ -178,27 +178,6 @@ def test_the_recipe_with_a_head_fits_with_the_head_inline_as_well(models: Path) 
     assert missing(AppConfig.model_validate(config | {"drafters": drafters}), [GPU]) == []
 
 
-@pytest.mark.parametrize("name", ["cluster/zoo.yaml", "cluster/fleet.yaml", "cluster/test.yaml"])
-def test_small_models_are_actors_and_lookups_are_inline(name: str, models: Path) -> None:
-    config = load(name, models)
-    assert config.target.placement == "actor"
-    assert {drafter.placement for drafter in config.drafters if drafter.kind == "model"} == {
-        "actor"
-    }
-
-
-def test_the_fleet_is_the_whole_zoo(models: Path) -> None:
-    from cluster.built_in_models import DRAFTERS
-
-    fleet = load("cluster/fleet.yaml", models)
-    assert {d.name for d in fleet.drafters if d.kind == "model"} == set(DRAFTERS)
-
-
-def test_one_process_starts_no_actor(models: Path) -> None:
-    placement = plan(load("cluster/one_process.yaml", models))
-    assert (placement.ranks, placement.lanes, len(placement.bundles)) == ((), {}, 1)
-
-
 def test_the_manifests_own_nodes_hold_its_replica(models: Path) -> None:
     """As Ray's autoscaler reads the worker groups."""
     cluster = yaml.safe_load((ROOT / "cluster/recipes/kuberay.yaml").read_text())["spec"][

@@ -27,8 +27,8 @@ from engine.model import PackedModel
 from engine.verifiers.native import NativeVerifier
 from policies.cost import LinearCost
 from policies.request import LaneView
-from policies.scheduling.baselines import fcfs
-from policies.speculation.baselines import Fixed
+from policies.scheduling.fcfs import fcfs
+from policies.speculation.fixed import Fixed
 from tests.actors.coordinator.fake_hosts import PacedDrafter, PacedVerifier
 from tests.actors.coordinator.policies import Touring
 from tests.checkpoints import blurred, llama

@@ -185,7 +185,7 @@ def router() -> Any:
 
 def replicas_known_to(actor: Any) -> set[str]:
     try:
-        return set(ray.get(actor.view.remote(), timeout=5)["replicas"])
+        return set(ray.get(actor.replicas.remote(), timeout=5))
     except (AttributeError, RayError):
         return set()
 

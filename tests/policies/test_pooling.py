@@ -1,55 +1,19 @@
 """Replicas that pool their statistics decide as one replica with all observations would."""
 
 import json
-from collections.abc import Callable, Sequence
 
-import numpy as np
-import pytest
-
-from policies.catalogue import make_selection
-from policies.estimates.calibration import Calibration, CalibrationParams
-from policies.pooling import (
-    Pooled,
-    Statistics,
-    combine,
-    extract,
-    finite_vectors,
-    scaled,
-    split_name,
-    weighted_sum,
-)
-from policies.protocols import Selection
-from policies.tree import DraftTree
+from policies.pooling import summed
+from policies.selection.lbss import Lbss, LbssParams
 from tests.policies.selection.play import CONTEXT, lane, outcome, request
-from tests.policies.tree_lists import calibrated, learn
 
 LANES = [lane("a"), lane("b")]
-DETERMINISTIC = {
-    "lbss": {"alpha": 2, "beta": 2, "switch_weight": 0.0},
-    "epsilon_greedy": {"epsilon": 0.0},
-    "spin_epsilon_greedy": {"epsilon": 1.0},
-}
-"""Options that make each learner as deterministic as possible."""
+PARAMS = LbssParams(alpha=2, beta=2, switch_weight=0.0)
+"""Nearly deterministic."""
 
 
-def pooled(policy: Selection) -> Pooled:
-    assert isinstance(policy, Pooled)
-    return policy
-
-
-def summed(*parts: Statistics) -> Statistics:
-    return weighted_sum(
-        [(arrays, 1.0) for part in parts if (arrays := finite_vectors(part)) is not None]
-    )
-
-
-def fresh(name: str) -> Selection:
-    return make_selection(name, DETERMINISTIC[name])
-
-
-def trained(name: str, a: float, b: float, requests: int = 40) -> Selection:
+def trained(a: float, b: float, requests: int = 40) -> Lbss:
     """A policy whose earlier requests had these goodputs, alternately on lane a and on lane b."""
-    policy = fresh(name)
+    policy = Lbss(PARAMS)
     for number in range(requests):
         view = request(f"before {number}")
         policy.assign([view], LANES, CONTEXT, 0.0)
@@ -60,7 +24,7 @@ def trained(name: str, a: float, b: float, requests: int = 40) -> Selection:
     return policy
 
 
-def choice(policy: Selection) -> str | None:
+def choice(policy: Lbss) -> str | None:
     """The lane of a new request after two slots of medium goodput on any lane."""
     view = request("new")
     for _ in range(2):
@@ -69,126 +33,25 @@ def choice(policy: Selection) -> str | None:
     return policy.assign([view], LANES, CONTEXT, 0.0)[view.name]
 
 
-@pytest.mark.parametrize("name", DETERMINISTIC)
-def test_a_new_replica_gets_the_best_drafter_from_the_others(name: str) -> None:
-    for best, seen in (("a", (50.0, 10.0)), ("b", (10.0, 50.0))):
-        policy = fresh(name)
-        pooled(policy).pool(summed(pooled(trained(name, *seen)).export()))
+def test_a_new_replica_gets_the_best_drafter_from_the_others_last_statistics() -> None:
+    for best, a, b in (("a", 50.0, 10.0), ("b", 10.0, 50.0)):
+        policy = Lbss(PARAMS)
+        for _ in range(5):
+            policy.pool(trained(b, a).export())
+        policy.pool(trained(a, b).export())
         assert choice(policy) == best
 
 
-@pytest.mark.parametrize("name", DETERMINISTIC)
-def test_pooled_statistics_are_not_exported(name: str) -> None:
-    policy, other = trained(name, 50.0, 10.0), trained(name, 10.0, 50.0)
-    own = pooled(policy).export()
-    pooled(policy).pool(pooled(other).export())
-    assert pooled(policy).export() == own
+def test_pooled_statistics_are_not_exported_and_are_plain_built_ins() -> None:
+    policy = trained(50.0, 10.0)
+    own = policy.export()
+    policy.pool(trained(10.0, 50.0).export())
+    assert policy.export() == own == json.loads(json.dumps(own)) != {}
 
 
-@pytest.mark.parametrize("name", DETERMINISTIC)
-def test_pooling_again_replaces_the_earlier_statistics(name: str) -> None:
-    """Five times b is better, and the last time a."""
-    policy = fresh(name)
-    for _ in range(5):
-        pooled(policy).pool(pooled(trained(name, 10.0, 50.0)).export())
-    pooled(policy).pool(pooled(trained(name, 50.0, 10.0)).export())
-    assert choice(policy) == "a"
-
-
-@pytest.mark.parametrize("name", DETERMINISTIC)
-def test_statistics_are_plain_built_ins(name: str) -> None:
-    statistics = pooled(trained(name, 50.0, 10.0)).export()
-    assert statistics
-    assert json.loads(json.dumps(statistics)) == statistics
-
-
-def test_calibrations_stay_bounded_however_long_replicas_serve_and_pool() -> None:
-    """A calibration is at most its memory."""
-    observations = drafts(np.sqrt, 500, 0)
-    calibrations = Calibration(), Calibration()
-    for _ in range(60):
-        learn(calibrations[0], observations)
-        calibrations[1].pool(calibrations[0].export())
-        calibrations[0].pool(calibrations[1].export())
-    most = CalibrationParams().memory + len(observations)
-    for one_of_both in calibrations:
-        seen = np.reshape(one_of_both.export()["seen"], (-1, 16)).sum(axis=1)
-        assert seen.max() <= most
-
-
-def drafts(
-    truth: Callable[[float], float], rounds: int, seed: int
-) -> list[tuple[DraftTree, Sequence[int]]]:
-    """Single drafts, whose confidence c is accepted with probability truth(c)."""
-    rng = np.random.default_rng(seed)
-    confidence = rng.beta(1.2, 0.8, rounds)
-    right = rng.random(rounds) < [truth(c) for c in confidence]
-    return [
-        (DraftTree.chain([1], [c]), [1 if accepted else 2])
-        for c, accepted in zip(confidence.tolist(), right.tolist(), strict=True)
-    ]
-
-
-def learned(observations: Sequence[tuple[DraftTree, Sequence[int]]]) -> Calibration:
-    calibration = Calibration()
-    learn(calibration, observations)
-    return calibration
-
-
-def curve(calibration: Calibration) -> list[float]:
-    trees = [DraftTree.chain([1], [c]) for c in np.linspace(0.05, 0.95, 10)]
-    return [float(tree.confidence[0]) for tree in calibrated(calibration, trees)]
-
-
-def test_pooled_calibrations_equal_that_of_all_observations() -> None:
-    observations = [drafts(np.sqrt, 900, seed) for seed in range(3)]
-    alone = learned([observation for part in observations for observation in part])
-    three = [learned(part) for part in observations]
-    others_of_each = [summed(*(one.export() for one in three if one is not own)) for own in three]
-    for own, others in zip(three, others_of_each, strict=True):
-        assert curve(own) != pytest.approx(curve(alone), abs=1e-3)
-        own.pool(others)
-        assert curve(own) == pytest.approx(curve(alone), abs=1e-6)
-        assert own.rank_counts == pytest.approx(alone.rank_counts)
-
-
-def test_a_calibration_keeps_its_own_share_however_many_others_there_are() -> None:
-    """Confidence means much more here than on the thousand other replicas."""
-    memory = CalibrationParams().memory
-    own = learned(drafts(lambda _: 0.9, int(memory), 0))
-    others = learned(drafts(lambda _: 0.1, int(memory), 1))
-    own.pool(scaled(others.export(), 1000.0))
-    assert curve(own)[5] > 0.25
-
-
-def test_statistics_with_other_bins_are_ignored() -> None:
-    own = learned(drafts(np.sqrt, 900, 0))
-    before = curve(own)
-    own.pool({name: vector[:-5] for name, vector in own.export().items()})
-    assert curve(own) == before
-
-
-def test_combined_statistics_are_extracted_unchanged() -> None:
-    parts = {"lbss": {"drafter/a": [1.0, 2.0]}, "calibration/a": {"seen": [3.0]}, "none": {}}
-    flat = combine(parts)
-    assert {name: extract(flat, name) for name in parts} == parts
-    assert {split_name(name) for name in flat} == {
-        ("lbss", "drafter/a"),
-        ("calibration/a", "seen"),
-    }
-
-
-def test_weighted_sums_are_by_name() -> None:
-    parts = [
-        ({"x": np.array([1.0, 2.0])}, 1.0),
-        ({"x": np.array([4.0, 4.0]), "y": np.ones(1)}, 0.5),
-    ]
-    assert weighted_sum(parts) == {"x": [3.0, 4.0], "y": [0.5]}
-    assert parts[0][0]["x"].tolist() == [1.0, 2.0], "the summands are not changed"
-    # A replica of another version may use other bins.
-    assert weighted_sum([*parts, ({"x": np.ones(3)}, 1.0)]) == {"x": [3.0, 4.0], "y": [0.5]}
-
-
-def test_statistics_that_are_not_finite_are_refused() -> None:
-    assert finite_vectors({"x": [1.0], "y": [float("nan")]}) is None
-    assert finite_vectors({"x": [float("inf")]}) is None
+def test_sums_are_by_learner_and_name() -> None:
+    parts = [{"one": {"x": [1.0, 2.0]}}, {"one": {"x": [4.0, 4.0], "y": [1.0]}, "two": {}}]
+    assert summed(parts) == {"one": {"x": [5.0, 6.0], "y": [1.0]}, "two": {}}
+    assert parts[0]["one"]["x"] == [1.0, 2.0], "the summands are not changed"
+    of_another_version = {"one": {"x": [1.0] * 3}}
+    assert summed([*parts, of_another_version]) == summed(parts)

@@ -16,7 +16,7 @@ from policies.cost import LinearCost
 from policies.estimates.acceptance import accepted_levels
 from policies.protocols import DraftPlan, LaneBatch, RoundContext
 from policies.request import RoundOutcome
-from policies.speculation.baselines import Fixed
+from policies.speculation.fixed import Fixed
 
 SMALL = DrafterSpec("small", "small", LinearCost(1e-8, 1e-6, 0.001), capacity=2)
 LOOKUP = DrafterSpec("ngram", "ngram", None)

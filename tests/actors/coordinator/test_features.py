@@ -2,17 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import PreTrainedModel
 
 from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.events import (
     CaughtUp,
-    Drafted,
     Event,
     FeaturesLost,
     LaneDown,
@@ -21,22 +18,20 @@ from actors.coordinator.events import (
 )
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
-from actors.hosts.fleet import start_fleet
-from actors.hosts.specs import DrafterSpec, TargetSpec
 from benchmarks.simulator.clock import run
 from engine.errors import UnsupportedModel
 from engine.model import PackedModel
 from engine.protocol import VerifyOrder
 from engine.verifiers.native import NativeVerifier
+from lab.baselines.scheduling import Las, LasParams
 from policies.cost import LinearCost
 from policies.request import LaneView
-from policies.scheduling.baselines import Las, LasParams, fcfs
-from policies.speculation.baselines import Fixed
+from policies.scheduling.fcfs import fcfs
+from policies.speculation.fixed import Fixed
 from tests.actors.coordinator.fake_hosts import PacedDrafter, PacedVerifier, never
 from tests.actors.coordinator.policies import Touring
 from tests.actors.coordinator.test_loop import PARAMS, PROMPTS, make_drafter, plainly, read
 from tests.checkpoints import llama
-from tests.engine.drafters.eagle3_heads import config, random_weights, write_head
 from tests.engine.drafters.feature_reader import FeatureReader, check_features
 
 LAYERS = {"near": (1,), "head": (0, 1)}
@@ -197,17 +192,6 @@ def test_a_lost_verifier_computes_features_again(
     assert left_out & {request for request, _, _ in served.readers[1].read}
 
 
-def test_the_only_head_gets_requests_back_whose_features_are_computed_again(
-    expected: list[list[int]],
-) -> None:
-    served = Served(
-        lanes=("head",), head_lost=lambda call: call == 5, verifier_lost=lambda call: call == 12
-    )
-    assert served.streams == expected
-    left_out = {event.request for event in served.seen(FeaturesLost)}
-    assert left_out & {request for request, _, _ in served.readers[1].read}
-
-
 def test_more_than_the_limit_is_not_kept(expected: list[list[int]], eager: PreTrainedModel) -> None:
     """Requests that are on another lane for longer than that stay there."""
     limits = Limits(max_batch=4, kv_tokens=1024, feature_tokens=4, catch_up_tokens=1)
@@ -244,37 +228,3 @@ def test_preempted_requests_continue(expected: list[list[int]], eager: PreTraine
     assert served.seen(Preempted)
     for reader in served.readers:
         check_features(reader, eager)
-
-
-def test_a_head_serves_in_a_fleet(tmp_path: Path, expected: list[list[int]]) -> None:
-    """EAGLE-3 with random weights: loaded, measured and fed by the ordinary path."""
-    llama().save_pretrained(tmp_path / "target")
-    settings = config(eagle_aux_hidden_state_layer_ids=[1, 0])
-    head = write_head(tmp_path / "head", random_weights(layers=2), settings)
-    target = TargetSpec(tmp_path / "target", torch.float32, 2048)
-    drafter = DrafterSpec("head", "eagle3", head, torch.float32, target=target.checkpoint)
-
-    async def main() -> list[list[int]]:
-        fleet = await start_fleet(target, [drafter], tmp_path / "profiles", measure_s=0.1)
-        assert [lane.feature_layers for lane in fleet.lanes] == [(1, 0)]
-        events: list[Event] = []
-        coordinator = Coordinator(
-            fleet.verifier,
-            fleet.lanes,
-            Policies(fcfs(), Touring(), Fixed()),
-            Estimates(fleet.costs, [lane.view for lane in fleet.lanes]),
-            Limits(max_batch=4, kv_tokens=2048),
-            observe=events.append,
-        )
-        streams = [
-            read(coordinator.submit(str(number), prompt, one))
-            for number, (prompt, one) in enumerate(zip(PROMPTS, PARAMS, strict=True))
-        ]
-        served = list(await asyncio.gather(*streams))
-        assert sum(event.tokens for event in events if isinstance(event, Drafted)) > 50
-        assert not any(isinstance(event, FeaturesLost) for event in events)
-        await coordinator.close()
-        await fleet.close()
-        return served
-
-    assert asyncio.run(main()) == expected

@@ -9,10 +9,10 @@ from actors.coordinator.background_tasks import Tasks
 from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.lanes import Lanes
 from actors.coordinator.request_state import RequestState
-from actors.coordinator.settings import Lane, Limits
+from actors.coordinator.settings import Lane, Limits, Shared
 from policies.cost import LinearCost
 from policies.request import LaneView
-from policies.selection.baselines import Fixed
+from policies.selection.fixed import Fixed
 from tests.actors.coordinator.fake_hosts import PacedDrafter
 from tests.actors.coordinator.test_loop import make_drafter
 from tests.actors.coordinator.test_microbatches import request
@@ -33,7 +33,7 @@ def without_features(one: RequestState) -> None:
 
 
 def barred(one: RequestState) -> None:
-    one.drafter_losses = 3
+    one.drafter_losses = 2
 
 
 def assigned(first: RequestState, second: RequestState) -> dict[str, str | None]:
@@ -47,7 +47,8 @@ def assigned(first: RequestState, second: RequestState) -> dict[str, str | None]
         estimates = Estimates(Costs(free, {HEAD: free}, 64, {}, 64), [view])
         lane = Lane(view, PacedDrafter(lambda: make_drafter(HEAD, 0.0)))
         tasks = Tasks(failures.append)
-        lanes = Lanes([lane], Limits(), estimates, lambda _event: None, tasks, lambda: None)
+        shared = Shared(Limits(), estimates, lambda _event: None, tasks, lambda: None)
+        lanes = Lanes([lane], shared)
         return dict(lanes.assign([first, second], Fixed(), estimates.context(), now=0.0))
 
     found = asyncio.run(main())

@@ -1,6 +1,7 @@
 """The coordinator over a real engine, in virtual time: streams, limits, losses and readers."""
 
 import asyncio
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from actors.coordinator.events import (
     Event,
     LaneDown,
     LaneUp,
+    Late,
     Left,
     Preempted,
     Switched,
@@ -27,7 +29,6 @@ from actors.coordinator.settings import Lane, Limits, Policies
 from actors.coordinator.stream import Cancelled, Overloaded, Stream
 from actors.hosts.direct import DirectDrafter
 from actors.hosts.protocol import HostLost
-from benchmarks.simulator.clock import run
 from engine.drafters.lookup import NgramDrafter
 from engine.drafters.model import ModelDrafter
 from engine.drafters.runner import PackedRunner
@@ -37,14 +38,15 @@ from engine.model import PackedModel
 from engine.protocol import Commit
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
+from lab.baselines.scheduling import Las, LasParams
 from policies.cost import LinearCost
 from policies.estimates.acceptance import AcceptanceEstimates
 from policies.microbatch import MicroBatchParams
 from policies.protocols import Schedule
 from policies.request import LaneView, Slo
-from policies.scheduling.baselines import Las, LasParams, fcfs
 from policies.scheduling.fairness import FairSchedule
-from policies.speculation.baselines import Fixed
+from policies.scheduling.fcfs import fcfs
+from policies.speculation.fixed import Fixed
 from tests import prompt_logprobs
 from tests.actors.coordinator.fake_hosts import Lost, PacedDrafter, PacedVerifier, never
 from tests.actors.coordinator.policies import Touring
@@ -173,382 +175,291 @@ async def serve_all(service: Service, params: Sequence[SamplingParams] = PARAMS)
 
 
 @pytest.mark.parametrize("parts", [None, 1, 3])
-def test_streams_equal_plain_decoding_while_requests_switch_lanes(parts: int | None) -> None:
-    async def main() -> None:
-        service = Service(pipeline=MicroBatchParams(parts=parts))
-        assert await serve_all(service) == plainly(PROMPTS, PARAMS)
-        accepted = sum(o.accepted for e in service.seen(Verified) for o in e.outcomes)
-        assert accepted > 20, "too few draft tokens were accepted for a test"
-        assert service.seen(Switched)
-
-    run(main())
+async def test_streams_equal_plain_decoding_while_requests_switch_lanes(parts: int | None) -> None:
+    service = Service(pipeline=MicroBatchParams(parts=parts))
+    assert await serve_all(service) == plainly(PROMPTS, PARAMS)
+    accepted = sum(o.accepted for e in service.seen(Verified) for o in e.outcomes)
+    assert accepted > 20, "too few draft tokens were accepted for a test"
+    assert service.seen(Switched)
 
 
-def test_preempted_and_swapped_requests_continue_where_they_were() -> None:
-    async def main() -> None:
-        service = Service(
-            schedule=Las(LasParams(quantum_s=0.05)),
-            limits=Limits(max_batch=2, kv_tokens=CONTEXT),
-            kv_tokens=CONTEXT,
-            swap_tokens=CONTEXT,
-        )
-        assert await serve_all(service) == plainly(PROMPTS, PARAMS)
-        assert service.seen(Preempted)
-
-    run(main())
+async def test_preempted_and_swapped_requests_continue_where_they_were() -> None:
+    service = Service(
+        schedule=Las(LasParams(quantum_s=0.05)),
+        limits=Limits(max_batch=2, kv_tokens=CONTEXT),
+        kv_tokens=CONTEXT,
+        swap_tokens=CONTEXT,
+    )
+    assert await serve_all(service) == plainly(PROMPTS, PARAMS)
+    assert service.seen(Preempted)
 
 
-def test_kv_memory_smaller_than_its_limit_delays_requests_but_loses_nothing() -> None:
-    async def main() -> None:
-        long = replace(GREEDY, max_tokens=180)
-        prompts = [[number] * 40 for number in range(2, 6)]
-        service = Service(limits=Limits(max_batch=4, kv_tokens=4 * CONTEXT), kv_tokens=CONTEXT)
-        streams = [
-            read(service.coordinator.submit(str(number), prompt, long))
-            for number, prompt in enumerate(prompts)
-        ]
-        assert await asyncio.gather(*streams) == plainly(prompts, [long] * 4)
-        assert service.seen(Preempted)
-        await service.end()
-
-    run(main())
+async def test_kv_memory_smaller_than_its_limit_delays_requests_but_loses_nothing() -> None:
+    long = replace(GREEDY, max_tokens=180)
+    prompts = [[number] * 40 for number in range(2, 6)]
+    service = Service(limits=Limits(max_batch=4, kv_tokens=4 * CONTEXT), kv_tokens=CONTEXT)
+    streams = [
+        read(service.coordinator.submit(str(number), prompt, long))
+        for number, prompt in enumerate(prompts)
+    ]
+    assert await asyncio.gather(*streams) == plainly(prompts, [long] * 4)
+    assert service.seen(Preempted)
+    await service.end()
 
 
-def test_forwards_stay_within_forward_tokens_and_prompts_are_chunked() -> None:
-    async def main() -> None:
-        limits = Limits(max_batch=4, kv_tokens=1024, forward_tokens=24)
-        service = Service(limits=limits)
-        assert await serve_all(service) == plainly(PROMPTS, PARAMS)
-        sizes = [event.tokens for event in service.seen(Verified)]
-        assert max(sizes) <= 24 + 4, "only roots may exceed it"
-
-    run(main())
+async def test_forwards_stay_within_forward_tokens_and_prompts_are_chunked() -> None:
+    limits = Limits(max_batch=4, kv_tokens=1024, forward_tokens=24)
+    service = Service(limits=limits)
+    assert await serve_all(service) == plainly(PROMPTS, PARAMS)
+    sizes = [event.tokens for event in service.seen(Verified)]
+    assert max(sizes) <= 24 + 4, "only roots may exceed it"
 
 
-def test_a_tenants_long_requests_beyond_its_part_of_the_kv_leave_others_their_slots() -> None:
-    async def main() -> None:
-        limits = Limits(max_batch=8, kv_tokens=400)
-        service = Service(limits=limits, schedule=FairSchedule(fcfs()))
-        submit = service.coordinator.submit
-        streams = [submit(f"long{n}", [7 + n] * 200, GREEDY, tenant="b") for n in range(3)]
-        streams += [submit(f"short{n}", [5, 6, n], GREEDY, tenant="a") for n in range(3)]
-        await asyncio.gather(*map(read, streams))
-        waited_s = [stream.statistics.queue_s for stream in streams]
-        assert waited_s[0] == 0.0
-        assert waited_s[3:] == [0.0] * 3
-        await service.end()
-
-    run(main())
+async def test_a_tenants_long_requests_beyond_its_part_of_the_kv_leave_others_their_slots() -> None:
+    limits = Limits(max_batch=8, kv_tokens=400)
+    service = Service(limits=limits, schedule=FairSchedule(fcfs()))
+    submit = service.coordinator.submit
+    streams = [submit(f"long{n}", [7 + n] * 200, GREEDY, tenant="b") for n in range(3)]
+    streams += [submit(f"short{n}", [5, 6, n], GREEDY, tenant="a") for n in range(3)]
+    await asyncio.gather(*map(read, streams))
+    waited_s = [stream.statistics.queue_s for stream in streams]
+    assert waited_s[0] == 0.0
+    assert waited_s[3:] == [0.0] * 3
+    await service.end()
 
 
-def test_a_short_prompt_does_not_wait_until_another_tenants_long_ones_are_read() -> None:
-    async def main() -> None:
-        service = Service(limits=Limits(max_batch=4, kv_tokens=1024, forward_tokens=24))
-        submit, once = service.coordinator.submit, replace(GREEDY, max_tokens=1)
-        streams = [submit(f"long{n}", [7 + n] * 180, once, tenant="b") for n in range(3)]
-        streams.append(submit("short", [5] * 20, once, tenant="a"))
-        await asyncio.gather(*map(read, streams))
-        left = [event.view.name for event in service.seen(Left)]
-        assert left == ["short", "long0", "long1", "long2"]
-        await service.end()
-
-    run(main())
+async def test_a_short_prompt_does_not_wait_until_another_tenants_long_ones_are_read() -> None:
+    service = Service(limits=Limits(max_batch=4, kv_tokens=1024, forward_tokens=24))
+    submit, once = service.coordinator.submit, replace(GREEDY, max_tokens=1)
+    streams = [submit(f"long{n}", [7 + n] * 180, once, tenant="b") for n in range(3)]
+    streams.append(submit("short", [5] * 20, once, tenant="a"))
+    await asyncio.gather(*map(read, streams))
+    left = [event.view.name for event in service.seen(Left)]
+    assert left == ["short", "long0", "long1", "long2"]
+    await service.end()
 
 
-def test_a_cancelled_request_frees_its_kv_and_the_others_continue() -> None:
-    async def main() -> None:
-        service = Service()
-        cancelled = service.coordinator.submit(
-            "cancelled", [7] * 20, replace(GREEDY, max_tokens=200)
-        )
-        other = asyncio.create_task(read(service.coordinator.submit("other", PROMPTS[0], GREEDY)))
-        await asyncio.sleep(0.1)
-        service.coordinator.cancel("cancelled")
-        with pytest.raises(Cancelled):
-            await read(cancelled)
-        assert await other == plainly(PROMPTS[:1], [GREEDY])[0]
-        assert [event.finish for event in service.seen(Left)] == [None, "length"]
-        await service.end()
-
-    run(main())
+async def test_closing_the_stream_cancels_the_request() -> None:
+    service = Service()
+    stream = service.coordinator.submit("one", [7], replace(GREEDY, max_tokens=200))
+    async for _commit in stream:
+        break
+    stream.close()
+    await service.end()
+    assert [event.finish for event in service.seen(Left)] == [None]
 
 
-def test_closing_the_stream_cancels_the_request() -> None:
-    async def main() -> None:
-        service = Service()
-        stream = service.coordinator.submit("one", [7], replace(GREEDY, max_tokens=200))
-        async for _commit in stream:
-            break
-        stream.close()
-        await service.end()
-        assert [event.finish for event in service.seen(Left)] == [None]
-
-    run(main())
+async def test_one_request_more_than_the_limits_is_refused_until_another_has_left() -> None:
+    service = Service(limits=Limits(max_batch=1, max_waiting=1, kv_tokens=1024))
+    streams = [service.coordinator.submit(str(i), [5], GREEDY) for i in range(2)]
+    with pytest.raises(Overloaded, match="max_waiting"):
+        service.coordinator.submit("third", [5], GREEDY)
+    assert await read(streams[0]) == await read(streams[1])
+    await asyncio.sleep(0.1)
+    assert await read(service.coordinator.submit("third", [5], GREEDY))
+    await service.end()
 
 
-def test_one_request_more_than_the_limits_is_refused_until_another_has_left() -> None:
-    async def main() -> None:
-        service = Service(limits=Limits(max_batch=1, max_waiting=1, kv_tokens=1024))
-        streams = [service.coordinator.submit(str(i), [5], GREEDY) for i in range(2)]
-        with pytest.raises(Overloaded, match="max_waiting"):
-            service.coordinator.submit("third", [5], GREEDY)
-        assert await read(streams[0]) == await read(streams[1])
-        await asyncio.sleep(0.1)
-        assert await read(service.coordinator.submit("third", [5], GREEDY))
-        await service.end()
-
-    run(main())
-
-
-def test_a_stalled_reader_delays_no_other_and_its_request_is_cancelled() -> None:
-    async def main() -> None:
-        limits = Limits(max_batch=1, kv_tokens=1024, unread_tokens=30, stalled_s=5.0)
-        service = Service(limits=limits)
-        stalled = service.coordinator.submit("first", [7], replace(GREEDY, max_tokens=200))
-        other = service.coordinator.submit("second", PROMPTS[0], GREEDY)
-        assert await read(other) == plainly(PROMPTS[:1], [GREEDY])[0]
-        assert 30 < stalled.unread_tokens < 30 + 10
-        await asyncio.sleep(6)
-        with pytest.raises(Cancelled):
-            await read(stalled)
-        await service.end()
-
-    run(main())
+async def test_a_stalled_reader_delays_no_other_and_its_request_is_cancelled() -> None:
+    limits = Limits(max_batch=1, kv_tokens=1024, unread_tokens=30, stalled_s=5.0)
+    service = Service(limits=limits)
+    stalled = service.coordinator.submit("first", [7], replace(GREEDY, max_tokens=200))
+    other = service.coordinator.submit("second", PROMPTS[0], GREEDY)
+    assert await read(other) == plainly(PROMPTS[:1], [GREEDY])[0]
+    assert 30 < stalled.unread_tokens < 30 + 10
+    await asyncio.sleep(6)
+    with pytest.raises(Cancelled):
+        await read(stalled)
+    await service.end()
 
 
-def test_a_relayed_request_pauses_until_its_tokens_are_acknowledged() -> None:
-    async def main() -> None:
-        limits = Limits(max_batch=1, kv_tokens=1024, unread_tokens=10, stalled_s=5.0)
-        service = Service(limits=limits)
-        long = replace(GREEDY, max_tokens=60)
-        stream = service.coordinator.submit("relayed", [7], long)
-        tokens: list[int] = []
+async def test_a_relayed_request_pauses_until_its_tokens_are_acknowledged() -> None:
+    limits = Limits(max_batch=1, kv_tokens=1024, unread_tokens=10, stalled_s=5.0)
+    service = Service(limits=limits)
+    long = replace(GREEDY, max_tokens=60)
+    stream = service.coordinator.submit("relayed", [7], long)
+    tokens: list[int] = []
 
-        async def relay() -> None:
-            async for commit in stream.relay():
-                tokens.extend(commit.token_ids)
+    async def relay() -> None:
+        async for commit in stream.relay():
+            tokens.extend(commit.token_ids)
 
-        relaying = asyncio.create_task(relay())
-        await asyncio.sleep(2)
-        assert 10 < len(tokens) < 10 + 10, "it must pause for its reader"
-        while not relaying.done():
-            service.coordinator.acknowledge("relayed", len(tokens))
-            await asyncio.sleep(1)
-        assert tokens == plainly([[7]], [long])[0]
-        service.coordinator.acknowledge("relayed", len(tokens))  # the request has left: no error
-        await service.end()
-
-    run(main())
+    relaying = asyncio.create_task(relay())
+    await asyncio.sleep(2)
+    assert 10 < len(tokens) < 10 + 10, "it must pause for its reader"
+    while not relaying.done():
+        service.coordinator.acknowledge("relayed", len(tokens))
+        await asyncio.sleep(1)
+    assert tokens == plainly([[7]], [long])[0]
+    service.coordinator.acknowledge("relayed", len(tokens))  # the request has left: no error
+    await service.end()
 
 
-def test_the_earlier_output_of_a_resubmitted_request_does_not_count_as_unread() -> None:
-    async def main() -> None:
-        limits = Limits(max_batch=1, kv_tokens=1024, unread_tokens=10, stalled_s=5.0)
-        service = Service(limits=limits)
-        long = replace(GREEDY, max_tokens=60)
-        whole = plainly([[7]], [long])[0]
-        stream = service.coordinator.submit("again", [7], long, output=whole[:40])
-        await asyncio.sleep(0.1)
-        assert 0 < stream.unread_tokens <= 20
-        assert [token async for commit in stream for token in commit.token_ids] == whole[40:]
-        await service.end()
-
-    run(main())
+async def test_the_earlier_output_of_a_resubmitted_request_does_not_count_as_unread() -> None:
+    limits = Limits(max_batch=1, kv_tokens=1024, unread_tokens=10, stalled_s=5.0)
+    service = Service(limits=limits)
+    long = replace(GREEDY, max_tokens=60)
+    whole = plainly([[7]], [long])[0]
+    stream = service.coordinator.submit("again", [7], long, output=whole[:40])
+    await asyncio.sleep(0.1)
+    assert 0 < stream.unread_tokens <= 20
+    assert [token async for commit in stream for token in commit.token_ids] == whole[40:]
+    await service.end()
 
 
-def test_statistics_give_queueing_time_and_rounds_by_lane() -> None:
-    async def main() -> None:
-        service = Service(limits=Limits(max_batch=1, kv_tokens=1024))
-        streams = [service.coordinator.submit(name, [5, 6], GREEDY) for name in ("one", "two")]
-        await asyncio.gather(*map(read, streams))
-        first, second = (stream.statistics for stream in streams)
-        assert first.queue_s == 0.0
-        assert first.ttft_s is not None
-        assert 0.01 <= first.ttft_s < 0.1
-        assert second.queue_s is not None
-        assert second.ttft_s is not None
-        assert second.ttft_s > second.queue_s > 0.1, "it waits for the first request"
-        looked_up = first.by_lane.pop("ngram")  # beside the selected lane
-        assert first.rounds >= looked_up > 0
-        assert first.rounds == second.rounds >= sum(first.by_lane.values()) > 0
-        assert first.accepted == GREEDY.max_tokens - first.rounds
-        await service.end()
-
-    run(main())
+async def test_statistics_give_queueing_time_and_rounds_by_lane() -> None:
+    service = Service(limits=Limits(max_batch=1, kv_tokens=1024))
+    streams = [service.coordinator.submit(name, [5, 6], GREEDY) for name in ("one", "two")]
+    await asyncio.gather(*map(read, streams))
+    first, second = (stream.statistics for stream in streams)
+    assert first.queue_s == 0.0
+    assert first.ttft_s is not None
+    assert 0.01 <= first.ttft_s < 0.1
+    assert second.queue_s is not None
+    assert second.ttft_s is not None
+    assert second.ttft_s > second.queue_s > 0.1, "it waits for the first request"
+    looked_up = first.by_lane.pop("ngram")  # beside the selected lane
+    assert first.rounds >= looked_up > 0
+    assert first.rounds == second.rounds >= sum(first.by_lane.values()) > 0
+    assert first.accepted == GREEDY.max_tokens - first.rounds
+    await service.end()
 
 
-def test_prompt_logprobs_come_once_and_complete_although_the_verifier_is_lost() -> None:
-    async def main() -> None:
-        prompt = [token % VOCAB for token in range(3, 90)]
-        with_logprobs = replace(GREEDY, prompt_logprobs=2)
-        limits = Limits(max_batch=4, kv_tokens=1024, forward_tokens=20)
-        service = Service(limits=limits, verifier_lost=lambda call: call in (2, 28, 43))
-        submit = service.coordinator.submit
-        before = await read(submit("before", prompt, GREEDY))  # leaves it in the prefix cache
-        resubmitted = submit("again", prompt, with_logprobs, output=before[:4])
-        streams = [submit(str(number), prompt, with_logprobs) for number in range(3)]
-        target = llama()
-        target.set_attn_implementation("eager")
+async def test_prompt_logprobs_come_once_and_complete_although_the_verifier_is_lost() -> None:
+    prompt = [token % VOCAB for token in range(3, 90)]
+    with_logprobs = replace(GREEDY, prompt_logprobs=2)
+    limits = Limits(max_batch=4, kv_tokens=1024, forward_tokens=20)
+    service = Service(limits=limits, verifier_lost=lambda call: call in (2, 28, 43))
+    submit = service.coordinator.submit
+    before = await read(submit("before", prompt, GREEDY))  # leaves it in the prefix cache
+    resubmitted = submit("again", prompt, with_logprobs, output=before[:4])
+    streams = [submit(str(number), prompt, with_logprobs) for number in range(3)]
+    target = llama()
+    target.set_attn_implementation("eager")
 
-        async def commits(stream: Stream) -> list[Commit]:
-            return [commit async for commit in stream]
+    async def commits(stream: Stream) -> list[Commit]:
+        return [commit async for commit in stream]
 
-        for first, *later in await asyncio.gather(*map(commits, streams)):
-            prompt_logprobs.check(target, prompt, 2, first.prompt_logprobs)
-            assert all(commit.prompt_logprobs is None for commit in later)
-        for commit in await commits(resubmitted):
-            assert commit.prompt_logprobs is None, "the first attempt has returned them"
-        assert len(service.seen(VerifierDown)) == 3
-        await service.end()
-
-    run(main())
+    for first, *later in await asyncio.gather(*map(commits, streams)):
+        prompt_logprobs.check(target, prompt, 2, first.prompt_logprobs)
+        assert all(commit.prompt_logprobs is None for commit in later)
+    for commit in await commits(resubmitted):
+        assert commit.prompt_logprobs is None, "the first attempt has returned them"
+    assert len(service.seen(VerifierDown)) == 3
+    await service.end()
 
 
-def test_a_slow_reader_gets_the_whole_stream() -> None:
-    async def main() -> None:
-        limits = Limits(max_batch=4, kv_tokens=1024, unread_tokens=10, stalled_s=5.0)
-        service = Service(limits=limits)
-        long = replace(GREEDY, max_tokens=60)
-        stream = service.coordinator.submit("slow", [7], long)
-        assert await read(stream, pause_s=0.2) == plainly([[7]], [long])[0]
-        await service.end()
-
-    run(main())
-
-
-def test_requests_continue_without_a_lost_drafter_until_it_has_recovered() -> None:
-    async def main() -> None:
-        service = Service(drafter_lost=lambda call: call == 3)
-        assert await serve_all(service) == plainly(PROMPTS, PARAMS)
-        assert len(service.seen(LaneDown)) == 1
-        assert [event.seconds for event in service.seen(LaneUp)] == [pytest.approx(0.05)]
-        assert service.near.calls > 4, "the lane is not used again"
-
-    run(main())
-
-
-def test_what_a_lost_drafter_did_not_draft_is_no_evidence_against_it(
+async def test_what_a_lost_drafter_did_not_draft_is_no_evidence_against_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     misses: list[str] = []
     monkeypatch.setattr(
         AcceptanceEstimates, "observe_miss", lambda _self, _requests, lane: misses.append(lane)
     )
-
-    async def main() -> None:
-        service = Service(drafter_lost=lambda call: call == 3, drafter_slow={8: 0.6})
-        await serve_all(service, [replace(params, max_tokens=60) for params in PARAMS])
-        assert service.near.missing, "a new drafter has read nothing"
-
-    run(main())
+    service = Service(drafter_lost=lambda call: call == 3, drafter_slow={8: 0.6})
+    await serve_all(service, [replace(params, max_tokens=60) for params in PARAMS])
+    assert service.near.missing, "a new drafter has read nothing"
     assert "ngram" in misses, "it has drafted, and found nothing"
     assert "near" not in misses
 
 
-def test_internal_requests_leave_no_estimates() -> None:
-    async def main() -> None:
-        service = Service()
-        for number in range(20):
-            both = [
-                service.coordinator.submit(f"{name}{number}", [5, 6], GREEDY, internal=internal)
-                for name, internal in (("own", True), ("client", False))
-            ]
-            await asyncio.gather(*map(read, both))
-        assert len(service.estimates.acceptance.tables.own) < 20
-        await service.end()
-
-    run(main())
+async def test_internal_requests_leave_no_estimates() -> None:
+    service = Service()
+    for number in range(20):
+        both = [
+            service.coordinator.submit(f"{name}{number}", [5, 6], GREEDY, internal=internal)
+            for name, internal in (("own", True), ("client", False))
+        ]
+        await asyncio.gather(*map(read, both))
+    assert len(service.estimates.acceptance.tables.own) < 20
+    await service.end()
 
 
-def test_rounds_go_on_without_a_late_drafter_and_use_it_again_when_it_has_answered() -> None:
-    async def main() -> None:
-        service = Service(drafter_slow={3: 0.6})
-        long = [replace(params, max_tokens=60) for params in PARAMS]
-        assert await serve_all(service, long) == plainly(PROMPTS, long)
-        rounds = [event.at_s for event in service.seen(Verified)]
-        longest_s = max(later - earlier for earlier, later in pairwise(rounds))
-        assert 0.5 < longest_s < 0.55, "limits.slow_drafter_s and a round"
-        assert not service.seen(LaneDown)
-        assert service.near.calls > 4, "the lane is not used again"
-        assert not service.near.missing, "what it has read while nothing waited is known"
-
-    run(main())
+async def test_rounds_go_on_without_a_late_drafter_and_use_it_again_when_it_has_answered() -> None:
+    service = Service(drafter_slow={3: 0.6})
+    long = [replace(params, max_tokens=60) for params in PARAMS]
+    assert await serve_all(service, long) == plainly(PROMPTS, long)
+    rounds = [event.at_s for event in service.seen(Verified)]
+    longest_s = max(later - earlier for earlier, later in pairwise(rounds))
+    assert 0.5 < longest_s < 0.55, "limits.slow_drafter_s and a round"
+    assert not service.seen(LaneDown)
+    assert service.near.calls > 4, "the lane is not used again"
+    assert not service.near.missing, "what it has read while nothing waited is known"
 
 
-def test_a_late_drafter_that_is_lost_delays_nothing_any_more() -> None:
-    async def main() -> None:
-        service = Service(drafter_slow={3: 0.6}, drafter_lost=lambda call: call == 3)
-        long = [replace(params, max_tokens=60) for params in PARAMS]
-        assert await serve_all(service, long) == plainly(PROMPTS, long)
-        assert len(service.seen(LaneDown)) == len(service.seen(LaneUp)) == 1
-        assert service.near.calls > 4, "the lane is not used again"
+async def test_a_drafter_that_is_late_again_and_again_is_left_alone_for_a_while() -> None:
+    service = Service(drafter_slow=dict.fromkeys(range(1000), 0.6))
+    names = itertools.count()
 
-    run(main())
+    async def lates_after_another_request() -> int:
+        params = replace(GREEDY, max_tokens=60)
+        await read(service.coordinator.submit(str(next(names)), PROMPTS[0], params))
+        return len(service.seen(Late))
+
+    while await lates_after_another_request() < 2:
+        pass
+    rests_s = 0.5 / 0.05  # so that waiting takes a twentieth of the time
+    assert await lates_after_another_request() == 2
+    await asyncio.sleep(rests_s - 2)
+    assert await lates_after_another_request() == 2
+    await asyncio.sleep(2)
+    assert await lates_after_another_request() == 3
+    await service.end()
 
 
-def test_a_request_that_kills_drafters_is_found_and_others_are_drafted_for(
+async def test_a_late_drafter_that_is_lost_delays_nothing_any_more() -> None:
+    service = Service(drafter_slow={3: 0.6}, drafter_lost=lambda call: call == 3)
+    long = [replace(params, max_tokens=60) for params in PARAMS]
+    assert await serve_all(service, long) == plainly(PROMPTS, long)
+    assert len(service.seen(LaneDown)) == len(service.seen(LaneUp)) == 1
+    assert service.near.calls > 4, "the lane is not used again"
+
+
+async def test_a_request_that_kills_drafters_is_found_and_others_are_drafted_for(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def main() -> None:
-        service = Service(limits=Limits(max_batch=6, kv_tokens=2048))
-        service.near.killer = service.far.killer = "1"
-        long = [replace(params, max_tokens=60) for params in PARAMS]
-        assert await serve_all(service, long) == plainly(PROMPTS, long)
-        assert len(service.seen(LaneDown)) == 3
-        logged = [record.getMessage() for record in caplog.records]
-        found = [line.split()[1] for line in logged if "drafts on no model any more" in line]
-        assert "1" in found
-        assert len(found) <= 3, "too many others were in its calls each time"
-
-    run(main())
+    service = Service(limits=Limits(max_batch=6, kv_tokens=2048))
+    service.near.killer = service.far.killer = "1"
+    long = [replace(params, max_tokens=60) for params in PARAMS]
+    assert await serve_all(service, long) == plainly(PROMPTS, long)
+    assert len(service.seen(LaneDown)) == 2
+    logged = [record.getMessage() for record in caplog.records]
+    found = [line.split()[1] for line in logged if "drafts on no model any more" in line]
+    assert found == ["1"]
 
 
-def test_a_recovered_verifier_is_sent_all_committed_tokens_again() -> None:
-    async def main() -> None:
-        service = Service(verifier_lost=lambda call: call in (4, 24))
-        assert await serve_all(service) == plainly(PROMPTS, PARAMS)
-        assert len(service.seen(VerifierDown)) == 2
-        assert [event.seconds for event in service.seen(VerifierUp)] == [pytest.approx(0.5)] * 2
+async def test_a_verifier_that_does_not_recover_ends_every_stream_with_an_error_that_names_it() -> (
+    None
+):
+    service = Service(verifier_lost=lambda call: call == 4)
 
-    run(main())
+    async def gone() -> None:
+        raise HostLost("the verifier did not come back within 60 s")
 
-
-def test_a_verifier_that_does_not_recover_ends_every_stream_with_an_error_that_names_it() -> None:
-    async def main() -> None:
-        service = Service(verifier_lost=lambda call: call == 4)
-
-        async def gone() -> None:
-            raise HostLost("the verifier did not come back within 60 s")
-
-        service.verifier.recover = gone  # type: ignore[method-assign]
-        streams = [service.coordinator.submit(name, [5], GREEDY) for name in ("one", "two")]
-        for stream in streams:
-            with pytest.raises(SpindleError, match="the verifier did not come back"):
-                await read(stream)
-        assert not service.coordinator.alive
-
-    run(main())
+    service.verifier.recover = gone  # type: ignore[method-assign]
+    streams = [service.coordinator.submit(name, [5], GREEDY) for name in ("one", "two")]
+    for stream in streams:
+        with pytest.raises(SpindleError, match="the verifier did not come back"):
+            await read(stream)
+    assert not service.coordinator.alive
 
 
-def test_lost_idle_hosts_are_found_and_recovered() -> None:
-    async def main() -> None:
-        service = Service()
+async def test_lost_idle_hosts_are_found_and_recovered() -> None:
+    service = Service()
 
-        async def lost(_requests: object) -> None:
-            raise HostLost("gone")
+    async def lost(_requests: object) -> None:
+        raise HostLost("gone")
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(service.near, "forget", lost)
-            patch.setattr(service.verifier, "forget", lost)
-            await service.coordinator.check_hosts()
-        await asyncio.sleep(1)
-        assert [event.lane for event in service.seen(LaneUp)] == ["near"]
-        assert len(service.seen(VerifierUp)) == 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(service.near, "forget", lost)
+        patch.setattr(service.verifier, "forget", lost)
         await service.coordinator.check_hosts()
-        assert len(service.seen(LaneDown)) == len(service.seen(VerifierDown)) == 1
-        assert await serve_all(service) == plainly(PROMPTS, PARAMS)
-
-    run(main())
+    await asyncio.sleep(1)
+    assert [event.lane for event in service.seen(LaneUp)] == ["near"]
+    assert len(service.seen(VerifierUp)) == 1
+    await service.coordinator.check_hosts()
+    assert len(service.seen(LaneDown)) == len(service.seen(VerifierDown)) == 1
+    assert await serve_all(service) == plainly(PROMPTS, PARAMS)
 
 
 def lanes_of(service: Service, request: str) -> set[str | None]:
@@ -556,97 +467,85 @@ def lanes_of(service: Service, request: str) -> set[str | None]:
     return {outcome.lane for outcome in rounds if outcome.request == request and outcome.drafted}
 
 
-def test_only_the_drafter_that_a_request_names_drafts_for_it() -> None:
-    async def main() -> None:
-        service = Service()
-        named = {"a": "far", "b": "far", "c": "ngram", "d": None}
-        streams = [
-            service.coordinator.submit(name, [7, 8, 9] * 5, GREEDY, drafter=drafter)
-            for name, drafter in named.items()
-        ]
-        expected = plainly([[7, 8, 9] * 5], [GREEDY])[0]
-        assert await asyncio.gather(*map(read, streams)) == [expected] * 4
-        assert set(streams[0].statistics.by_lane) == lanes_of(service, "a") == {"far"}
-        assert lanes_of(service, "b") == {"far"}
-        assert lanes_of(service, "c") <= {None}, (
-            "only the lookup drafts, which is never the selected lane"
-        )
-        assert len(lanes_of(service, "d") - {None}) == 2
-        with pytest.raises(InvalidRequest, match="there are near, far, ngram"):
-            service.coordinator.submit("e", [7], GREEDY, drafter="other")
-        await service.end()
-
-    run(main())
+async def test_only_the_drafter_that_a_request_names_drafts_for_it() -> None:
+    service = Service()
+    named = {"a": "far", "b": "far", "c": "ngram", "d": None}
+    streams = [
+        service.coordinator.submit(name, [7, 8, 9] * 5, GREEDY, drafter=drafter)
+        for name, drafter in named.items()
+    ]
+    expected = plainly([[7, 8, 9] * 5], [GREEDY])[0]
+    assert await asyncio.gather(*map(read, streams)) == [expected] * 4
+    assert set(streams[0].statistics.by_lane) == lanes_of(service, "a") == {"far"}
+    assert lanes_of(service, "b") == {"far"}
+    assert lanes_of(service, "c") <= {None}, (
+        "only the lookup drafts, which is never the selected lane"
+    )
+    assert len(lanes_of(service, "d") - {None}) == 2
+    with pytest.raises(InvalidRequest, match="there are near, far, ngram"):
+        service.coordinator.submit("e", [7], GREEDY, drafter="other")
+    await service.end()
 
 
-def test_a_request_whose_drafter_is_down_or_full_decodes_plainly() -> None:
-    async def main() -> None:
-        service = Service(
-            drafter_lost=lambda call: call == 1, limits=Limits(max_batch=16, kv_tokens=2048)
-        )
+async def test_a_request_whose_drafter_is_down_or_full_decodes_plainly() -> None:
+    service = Service(
+        drafter_lost=lambda call: call == 1, limits=Limits(max_batch=16, kv_tokens=2048)
+    )
 
-        async def never_back() -> None:
-            await asyncio.Event().wait()
+    async def never_back() -> None:
+        await asyncio.Event().wait()
 
-        service.near.recover = never_back  # type: ignore[method-assign]
-        streams = [
-            service.coordinator.submit(f"{drafter}{number}", [7, 8, 9], GREEDY, drafter=drafter)
-            for drafter in ("near", "far")
-            for number in range(10)
-        ]
-        expected = plainly([[7, 8, 9]], [GREEDY])[0]
-        assert await asyncio.gather(*map(read, streams)) == [expected] * 20
-        assert service.near.calls == 1
-        assert service.far.most_requests <= 8
-        assert all(set(stream.statistics.by_lane) <= {"far"} for stream in streams)
-        await service.end()
-
-    run(main())
+    service.near.recover = never_back  # type: ignore[method-assign]
+    streams = [
+        service.coordinator.submit(f"{drafter}{number}", [7, 8, 9], GREEDY, drafter=drafter)
+        for drafter in ("near", "far")
+        for number in range(10)
+    ]
+    expected = plainly([[7, 8, 9]], [GREEDY])[0]
+    assert await asyncio.gather(*map(read, streams)) == [expected] * 20
+    assert service.near.calls == 1
+    assert service.far.most_requests <= 8
+    assert all(set(stream.statistics.by_lane) <= {"far"} for stream in streams)
+    await service.end()
 
 
-def test_a_defect_ends_every_stream_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        service = Service()
+async def test_a_defect_ends_every_stream_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    service = Service()
 
-        async def broken(*_: object) -> list[object]:
-            raise RuntimeError("out of order")
+    async def broken(*_: object) -> list[object]:
+        raise RuntimeError("out of order")
 
-        service.verifier.verify = broken  # type: ignore[assignment,method-assign]
-        stream = service.coordinator.submit("one", [5], GREEDY)
-        with pytest.raises(SpindleError, match="out of order"):
-            await read(stream)
-        assert not service.coordinator.alive
-        with pytest.raises(SpindleError, match="out of order"):
-            service.coordinator.submit("two", [5], GREEDY)
-
-    run(main())
+    service.verifier.verify = broken  # type: ignore[assignment,method-assign]
+    stream = service.coordinator.submit("one", [5], GREEDY)
+    with pytest.raises(SpindleError, match="out of order"):
+        await read(stream)
+    assert not service.coordinator.alive
+    with pytest.raises(SpindleError, match="out of order"):
+        service.coordinator.submit("two", [5], GREEDY)
     assert "Traceback" in caplog.text
     assert "in broken" in caplog.text
 
 
-def test_new_micro_batch_parameters_apply_to_the_next_micro_batches() -> None:
-    async def main() -> None:
-        service = Service(pipeline=MicroBatchParams(max_parts=1), stay=1000)
-        long = replace(GREEDY, max_tokens=100)
-        reading = [
-            asyncio.create_task(read(service.coordinator.submit(str(number), [number] * 3, long)))
-            for number in range(4)
-        ]
-        await asyncio.sleep(0.2)
-        assert len(service.seen(Verified)[-1].outcomes) == 4
-        service.coordinator.use(
-            Policies(service.schedule, service.selection, Fixed()),
-            MicroBatchParams(parts=2),
-        )
-        await asyncio.sleep(0.1)
-        assert [len(round.outcomes) for round in service.seen(Verified)[-4:]] == [2] * 4
-        await asyncio.gather(*reading)
-        await service.end()
-
-    run(main())
+async def test_new_micro_batch_parameters_apply_to_the_next_micro_batches() -> None:
+    service = Service(pipeline=MicroBatchParams(max_parts=1), stay=1000)
+    long = replace(GREEDY, max_tokens=100)
+    reading = [
+        asyncio.create_task(read(service.coordinator.submit(str(number), [number] * 3, long)))
+        for number in range(4)
+    ]
+    await asyncio.sleep(0.2)
+    assert len(service.seen(Verified)[-1].outcomes) == 4
+    service.coordinator.use(
+        Policies(service.schedule, service.selection, Fixed()),
+        MicroBatchParams(parts=2),
+    )
+    await asyncio.sleep(0.1)
+    assert [len(round.outcomes) for round in service.seen(Verified)[-4:]] == [2] * 4
+    await asyncio.gather(*reading)
+    await service.end()
 
 
-def test_idle_lanes_catch_up_on_requests_that_will_switch_to_them() -> None:
+async def test_idle_lanes_catch_up_on_requests_that_will_switch_to_them() -> None:
     async def late_tokens(service: Service) -> int:
         """The tokens on which drafters had to catch up when requests switched to them."""
         params = replace(GREEDY, max_tokens=90)
@@ -655,25 +554,20 @@ def test_idle_lanes_catch_up_on_requests_that_will_switch_to_them() -> None:
         await service.end()
         return sum(event.caught_up for event in service.seen(Switched))
 
-    async def main() -> None:
-        reading, alone = Service(stay=24), Service(stay=24)
-        alone.selection.likely_next = lambda request: None  # type: ignore[method-assign]
-        assert await late_tokens(reading) < await late_tokens(alone) / 2
-        assert reading.seen(CaughtUp)
-        prepared = [event for event in reading.seen(Switched) if event.read_ahead]
-        assert len(prepared) > len(reading.seen(Switched)) / 2
-        for event in prepared:
-            assert event.saved_s == pytest.approx(event.read_ahead * CATCH_UP_S)
-        assert sum(e.read_ahead for e in prepared) <= sum(e.tokens for e in reading.seen(CaughtUp))
-        assert not any(event.read_ahead for event in alone.seen(Switched))
-        assert not alone.seen(CaughtUp)
-
-    run(main())
+    reading, alone = Service(stay=24), Service(stay=24)
+    alone.selection.likely_next = lambda request: None  # type: ignore[method-assign]
+    assert await late_tokens(reading) < await late_tokens(alone) / 2
+    assert reading.seen(CaughtUp)
+    prepared = [event for event in reading.seen(Switched) if event.read_ahead]
+    assert len(prepared) > len(reading.seen(Switched)) / 2
+    for event in prepared:
+        assert event.saved_s == pytest.approx(event.read_ahead * CATCH_UP_S)
+    assert sum(e.read_ahead for e in prepared) <= sum(e.tokens for e in reading.seen(CaughtUp))
+    assert not any(event.read_ahead for event in alone.seen(Switched))
+    assert not alone.seen(CaughtUp)
 
 
-def test_lanes_that_share_processors_with_the_verifier_catch_up_for_a_small_share_of_the_time() -> (
-    None
-):
+async def test_lanes_on_the_verifiers_processors_catch_up_for_a_small_share_of_the_time() -> None:
     async def share_of_reading(own_processors: bool, idle_s: float = 0.0) -> float:
         service = Service(stay=24, own_processors=own_processors)
         clock = asyncio.get_running_loop().time
@@ -686,60 +580,47 @@ def test_lanes_that_share_processors_with_the_verifier_catch_up_for_a_small_shar
         await service.end()
         return sum(event.seconds for event in service.seen(CaughtUp)) / seconds
 
-    async def main() -> None:
-        # One order may exceed the reading time saved up.
-        assert 0 < await share_of_reading(own_processors=False) < 0.05
-        assert await share_of_reading(own_processors=True) > 0.05
-        # No reading time is saved up while no request runs.
-        assert await share_of_reading(own_processors=False, idle_s=60.0) < 0.05
-
-    run(main())
+    # One order may exceed the reading time saved up.
+    assert 0 < await share_of_reading(own_processors=False) < 0.05
+    assert await share_of_reading(own_processors=True) > 0.05
+    # No reading time is saved up while no request runs.
+    assert await share_of_reading(own_processors=False, idle_s=60.0) < 0.05
 
 
-def test_a_resubmitted_request_continues_its_own_output() -> None:
-    async def main() -> None:
-        service = Service()
-        whole = plainly([PROMPTS[1]], [WARM])[0]
-        stream = service.coordinator.submit("again", PROMPTS[1], WARM, output=whole[:9], attempt=1)
-        tokens: list[int] = []
-        async for commit in stream:
-            assert (commit.attempt, commit.first_index) == (1, 9 + len(tokens))
-            tokens += commit.token_ids
-        assert tokens == whole[9:]
-        await service.end()
-
-    run(main())
+async def test_a_resubmitted_request_continues_its_own_output() -> None:
+    service = Service()
+    whole = plainly([PROMPTS[1]], [WARM])[0]
+    stream = service.coordinator.submit("again", PROMPTS[1], WARM, output=whole[:9], attempt=1)
+    tokens: list[int] = []
+    async for commit in stream:
+        assert (commit.attempt, commit.first_index) == (1, 9 + len(tokens))
+        tokens += commit.token_ids
+    assert tokens == whole[9:]
+    await service.end()
 
 
-def test_tokens_of_another_replica_count_as_on_time() -> None:
+async def test_tokens_of_another_replica_count_as_on_time() -> None:
     """Otherwise a resumed request seems to be far ahead of its TPOT."""
-
-    async def main() -> None:
-        service = Service()
-        whole = plainly([[7]], [GREEDY])[0]
-        slo = Slo(ttft_s=1.0, tpot_s=0.05)
-        stream = service.coordinator.submit("again", [7], GREEDY, slo=slo, output=whole[:9])
-        assert [token async for commit in stream for token in commit.token_ids] == whole[9:]
-        await asyncio.sleep(0.1)
-        (left,) = service.seen(Left)
-        assert left.statistics.ttft_s is not None
-        came_s = left.view.arrival_s + left.statistics.ttft_s
-        assert left.view.first_token_s == pytest.approx(came_s - 9 * 0.05)
-        await service.end()
-
-    run(main())
+    service = Service()
+    whole = plainly([[7]], [GREEDY])[0]
+    slo = Slo(ttft_s=1.0, tpot_s=0.05)
+    stream = service.coordinator.submit("again", [7], GREEDY, slo=slo, output=whole[:9])
+    assert [token async for commit in stream for token in commit.token_ids] == whole[9:]
+    await asyncio.sleep(0.1)
+    (left,) = service.seen(Left)
+    assert left.statistics.ttft_s is not None
+    came_s = left.view.arrival_s + left.statistics.ttft_s
+    assert left.view.first_token_s == pytest.approx(came_s - 9 * 0.05)
+    await service.end()
 
 
-def test_requests_without_speculation_are_never_drafted_for() -> None:
-    async def main() -> None:
-        service = Service()
-        stream = service.coordinator.submit("plain", PROMPTS[0], GREEDY, speculate=False)
-        await read(stream)
-        assert all(o.drafted == 0 for e in service.seen(Verified) for o in e.outcomes)
-        assert service.near.calls == service.far.calls == 0
-        await service.end()
-
-    run(main())
+async def test_requests_without_speculation_are_never_drafted_for() -> None:
+    service = Service()
+    stream = service.coordinator.submit("plain", PROMPTS[0], GREEDY, speculate=False)
+    await read(stream)
+    assert all(o.drafted == 0 for e in service.seen(Verified) for o in e.outcomes)
+    assert service.near.calls == service.far.calls == 0
+    await service.end()
 
 
 @pytest.mark.parametrize(
@@ -754,34 +635,25 @@ def test_requests_without_speculation_are_never_drafted_for() -> None:
         ("speculation.max_depth", {"max_depth": 2**64}),
     ],
 )
-def test_request_fields_out_of_range_are_refused_by_name(
+async def test_request_fields_out_of_range_are_refused_by_name(
     field: str, values: dict[str, Any]
 ) -> None:
-    async def main() -> None:
-        service = Service()
-        with pytest.raises(InvalidRequest, match=field) as refused:
-            service.coordinator.submit("one", [5], GREEDY, **values)
-        assert refused.value.field == field
-        await service.end()
-
-    run(main())
+    service = Service()
+    with pytest.raises(InvalidRequest, match=field) as refused:
+        service.coordinator.submit("one", [5], GREEDY, **values)
+    assert refused.value.field == field
+    await service.end()
 
 
-def test_limits_that_could_never_hold_a_request_are_refused() -> None:
-    async def main() -> None:
-        with pytest.raises(ValueError, match=r"limits\.kv_tokens"):
-            Service(limits=Limits(kv_tokens=CONTEXT - 1))
-
-    run(main())
+async def test_limits_that_could_never_hold_a_request_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"limits\.kv_tokens"):
+        Service(limits=Limits(kv_tokens=CONTEXT - 1))
 
 
-def test_names_are_unique_while_they_are_served() -> None:
-    async def main() -> None:
-        service = Service()
-        stream = service.coordinator.submit("one", [5], GREEDY)
-        with pytest.raises(InvalidRequest, match="already"):
-            service.coordinator.submit("one", [5], GREEDY)
-        await read(stream)
-        await service.end()
-
-    run(main())
+async def test_names_are_unique_while_they_are_served() -> None:
+    service = Service()
+    stream = service.coordinator.submit("one", [5], GREEDY)
+    with pytest.raises(InvalidRequest, match="already"):
+        service.coordinator.submit("one", [5], GREEDY)
+    await read(stream)
+    await service.end()

@@ -6,7 +6,6 @@ from itertools import chain
 import numpy as np
 
 from actors.coordinator.round_draft import MOST_NODES, MergedTree, RoundDraft, round_trace
-from benchmarks.simulator.clock import run
 from engine.protocol import Commit, RoundTrace
 from policies.flat_trees import flatten
 from policies.tree import ROOT, DraftTree
@@ -33,44 +32,38 @@ def path_tokens(trace: RoundTrace) -> list[int]:
     return [node["token"] for node in path]
 
 
-def test_a_trace_says_who_has_proposed_each_token_and_changes_none() -> None:
-    async def main() -> None:
-        service = Service()
-        numbers = range(len(PROMPTS))
-        answers = await asyncio.gather(
-            *(commits_of(service, number, traced=number % 2 == 0) for number in numbers)
-        )
-        streams = [[*chain(*(one.token_ids for one in commits))] for commits in answers]
-        assert streams == plainly(PROMPTS, PARAMS)
-        traced = [commit for commits in answers[::2] for commit in commits]
-        proposed = set()
-        for commit in traced:
-            trace = commit.trace
-            assert trace is not None
-            assert trace["first_index"] == commit.first_index
-            assert path_tokens(trace) == list(commit.token_ids[: trace["accepted"]])
-            assert trace["drafted"] >= trace["verified"] == len(trace["nodes"])
-            for node in trace["nodes"]:
-                assert node["drafters"]
-                assert 0 <= node["confidence"] <= 1
-                proposed |= set(node["drafters"])
-        assert {"near", "far", "ngram"} >= proposed >= {"near", "ngram"}
-        assert sum(commit.trace["accepted"] for commit in traced if commit.trace) > 10
-        assert all(commit.trace is None for commits in answers[1::2] for commit in commits)
-        await service.end()
-
-    run(main())
+async def test_a_trace_says_who_has_proposed_each_token_and_changes_none() -> None:
+    service = Service()
+    numbers = range(len(PROMPTS))
+    answers = await asyncio.gather(
+        *(commits_of(service, number, traced=number % 2 == 0) for number in numbers)
+    )
+    streams = [[*chain(*(one.token_ids for one in commits))] for commits in answers]
+    assert streams == plainly(PROMPTS, PARAMS)
+    traced = [commit for commits in answers[::2] for commit in commits]
+    proposed = set()
+    for commit in traced:
+        trace = commit.trace
+        assert trace is not None
+        assert trace["first_index"] == commit.first_index
+        assert path_tokens(trace) == list(commit.token_ids[: trace["accepted"]])
+        assert trace["drafted"] >= trace["verified"] == len(trace["nodes"])
+        for node in trace["nodes"]:
+            assert node["drafters"]
+            assert 0 <= node["confidence"] <= 1
+            proposed |= set(node["drafters"])
+    assert {"near", "far", "ngram"} >= proposed >= {"near", "ngram"}
+    assert sum(commit.trace["accepted"] for commit in traced if commit.trace) > 10
+    assert all(commit.trace is None for commits in answers[1::2] for commit in commits)
+    await service.end()
 
 
-def test_without_speculation_all_tokens_are_the_targets() -> None:
-    async def main() -> None:
-        service = Service()
-        stream = service.coordinator.submit("1", PROMPTS[0], GREEDY, speculate=False, traced=True)
-        traces = [commit.trace async for commit in stream]
-        assert all(trace and not trace["accepted"] and not trace["nodes"] for trace in traces)
-        await service.end()
-
-    run(main())
+async def test_without_speculation_all_tokens_are_the_targets() -> None:
+    service = Service()
+    stream = service.coordinator.submit("1", PROMPTS[0], GREEDY, speculate=False, traced=True)
+    traces = [commit.trace async for commit in stream]
+    assert all(trace and not trace["accepted"] and not trace["nodes"] for trace in traces)
+    await service.end()
 
 
 def test_a_trace_is_bounded_and_keeps_the_accepted_path() -> None:

@@ -32,7 +32,6 @@ from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Limits, Policies
 from actors.coordinator.stream import Stream
 from actors.hosts.fleet import Fleet, load, start_fleet
-from actors.hosts.rpc_channel import WorkerFailed
 from actors.hosts.spawn import Group
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from cluster.built_in_models import TARGET, model_path
@@ -44,10 +43,10 @@ from engine.model import PackedModel
 from engine.protocol import Commit
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
-from policies.scheduling.baselines import fcfs
-from policies.speculation.baselines import Fixed
+from policies.scheduling.fcfs import fcfs
+from policies.speculation.fixed import Fixed
 from tests.actors.coordinator.policies import Touring
-from tests.actors.hosts.cluster import has_loaded, processes, runs, starts, until
+from tests.actors.hosts.cluster import processes, runs, starts, until
 from tests.checkpoints import llama
 from tests.engine.drafters.eagle3_heads import config, write_head
 from tests.engine.streams import reference_target
@@ -65,6 +64,7 @@ TINY = DrafterSpec("tiny", checkpoint=model_path("tiny"), instances=2, placement
 LOOKUP = DrafterSpec("ngram", kind="ngram")
 quick_fleet = partial(start_fleet, limits=LIMITS, measure_s=0.1)
 """No test here depends on exact costs."""
+pytestmark = pytest.mark.usefixtures("loop")
 
 
 @dataclass
@@ -158,59 +158,38 @@ def plain() -> list[list[int]]:
     return streams
 
 
-def test_streams_equal_plain_decoding_and_leave_no_kv(
-    loop: asyncio.Runner, served: Served, plain: list[list[int]]
+async def test_streams_equal_plain_decoding_and_leave_no_kv(
+    served: Served, plain: list[list[int]]
 ) -> None:
-    async def main() -> None:
-        reading = Reading(served, "first")
-        assert await reading.whole() == plain
-        drafted = [lane for stream in reading.streams for lane in stream.statistics.by_lane]
-        assert {"tiny/0", "tiny/1"} <= set(drafted)
-        accepted = sum(o.accepted for e in served.seen(Verified) for o in e.outcomes)
-        assert accepted > 20, "too few draft tokens were accepted for a test"
-        await asyncio.sleep(0.2)
-        kv = await served.coordinator.kv_state()
-        assert kv.used == 0
-        assert kv.free + kv.cached == kv.total
-
-    loop.run(main())
+    reading = Reading(served, "first")
+    assert await reading.whole() == plain
+    drafted = [lane for stream in reading.streams for lane in stream.statistics.by_lane]
+    assert {"tiny/0", "tiny/1"} <= set(drafted)
+    accepted = sum(o.accepted for e in served.seen(Verified) for o in e.outcomes)
+    assert accepted > 20, "too few draft tokens were accepted for a test"
+    await asyncio.sleep(0.2)
+    kv = await served.coordinator.kv_state()
+    assert kv.used == 0
+    assert kv.free + kv.cached == kv.total
 
 
-def test_an_error_of_a_worker_is_raised_and_is_no_loss(
-    loop: asyncio.Runner, served: Served
+async def test_a_killed_drafter_is_replaced_without_effect_on_streams(
+    served: Served, plain: list[list[int]]
 ) -> None:
-    async def main() -> None:
-        before = processes("test")
-        with pytest.raises(WorkerFailed, match="IndexError"):
-            await served.fleet.verifier.score([5], [10**9])
-        assert (await served.fleet.verifier.score([5], [7])).shape == (1,)
-        assert processes("test") == before
-
-    loop.run(main())
-
-
-def test_a_killed_drafter_is_replaced_without_effect_on_streams(
-    loop: asyncio.Runner, served: Served, plain: list[list[int]]
-) -> None:
-    async def main() -> None:
-        served.events.clear()
-        killed = processes("test")["tiny/0"]
-        reading = Reading(served, "killed-drafter")
-        await reading.midway()
-        os.kill(killed, signal.SIGKILL)
-        assert await reading.whole() == plain
-        await until(lambda: bool(served.seen(LaneUp)))
-        assert [down.lane for down in served.seen(LaneDown)] == ["tiny/0"]
-        assert served.seen(LaneUp)[0].seconds < LIMITS.recovery_s
-        assert processes("test")["tiny/0"] != killed
-        before = len(served.seen(Verified))
-        assert await Reading(served, "after").whole() == plain
-        rounds = served.seen(Verified)[before:]
-        assert "tiny/0" in {o.lane for e in rounds for o in e.outcomes}, (
-            "the new drafter is not used"
-        )
-
-    loop.run(main())
+    served.events.clear()
+    killed = processes("test")["tiny/0"]
+    reading = Reading(served, "killed-drafter")
+    await reading.midway()
+    os.kill(killed, signal.SIGKILL)
+    assert await reading.whole() == plain
+    await until(lambda: bool(served.seen(LaneUp)))
+    assert [down.lane for down in served.seen(LaneDown)] == ["tiny/0"]
+    assert served.seen(LaneUp)[0].seconds < LIMITS.recovery_s
+    assert processes("test")["tiny/0"] != killed
+    before = len(served.seen(Verified))
+    assert await Reading(served, "after").whole() == plain
+    rounds = served.seen(Verified)[before:]
+    assert "tiny/0" in {o.lane for e in rounds for o in e.outcomes}, "the new drafter is not used"
 
 
 def write_random_head(path: Path) -> DrafterSpec:
@@ -229,229 +208,186 @@ def write_random_head(path: Path) -> DrafterSpec:
     return DrafterSpec("head", "eagle3", path, placement="actor", target=TARGET_SPEC.checkpoint)
 
 
-def test_a_head_gets_features_between_processes_and_is_replaced_when_it_is_killed(
-    loop: asyncio.Runner, profiles: Path, plain: list[list[int]], tmp_path: Path
+async def test_a_head_gets_features_between_processes_and_is_replaced_when_it_is_killed(
+    profiles: Path, plain: list[list[int]], tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        head = write_random_head(tmp_path)
-        fleet = await quick_fleet(TARGET_SPEC, [head], profiles, Group("heads"))
-        served = Served(fleet)
-        reading = Reading(served, "killed-head")
-        await reading.midway()
-        assert served.seen(Drafted)
-        os.kill(processes("heads")["head"], signal.SIGKILL)
-        assert await reading.whole() == plain
-        await until(lambda: bool(served.seen(LaneUp)))
-        served.events.clear()
-        assert await Reading(served, "after").whole() == plain
-        assert served.seen(Drafted)
-        assert not served.seen(FeaturesLost)
-        await served.close()
-
-    loop.run(main())
+    head = write_random_head(tmp_path)
+    fleet = await quick_fleet(TARGET_SPEC, [head], profiles, Group("heads"))
+    served = Served(fleet)
+    reading = Reading(served, "killed-head")
+    await reading.midway()
+    assert served.seen(Drafted)
+    os.kill(processes("heads")["head"], signal.SIGKILL)
+    assert await reading.whole() == plain
+    await until(lambda: bool(served.seen(LaneUp)))
+    served.events.clear()
+    assert await Reading(served, "after").whole() == plain
+    assert served.seen(Drafted)
+    assert not served.seen(FeaturesLost)
+    await served.close()
 
 
-def test_streams_go_on_while_a_drafter_hangs_and_use_it_again_when_it_answers(
-    loop: asyncio.Runner, served: Served, plain: list[list[int]]
+async def test_streams_go_on_while_a_drafter_hangs_and_use_it_again_when_it_answers(
+    served: Served, plain: list[list[int]]
 ) -> None:
-    async def main() -> None:
-        served.events.clear()
-        stopped = processes("test")["tiny/0"]
-        reading = Reading(served, "hung-drafter")
-        await reading.midway()
-        os.kill(stopped, signal.SIGSTOP)
-        before = sum(map(len, reading.tokens))
-        # It is given up after 5 s only: what comes before that has not waited for it.
-        await until(lambda: sum(map(len, reading.tokens)) > before + 20)
-        os.kill(stopped, signal.SIGCONT)
-        assert not served.seen(LaneDown)
-        assert await reading.whole() == plain
-        drafts = len(served.seen(Drafted))
-        assert await Reading(served, "after-hanging").whole() == plain
-        assert "tiny/0" in {event.lane for event in served.seen(Drafted)[drafts:]}
-        assert not served.seen(LaneDown)
-
-    loop.run(main())
+    served.events.clear()
+    stopped = processes("test")["tiny/0"]
+    reading = Reading(served, "hung-drafter")
+    await reading.midway()
+    os.kill(stopped, signal.SIGSTOP)
+    before = sum(map(len, reading.tokens))
+    # It is given up after 5 s only: what comes before that has not waited for it.
+    await until(lambda: sum(map(len, reading.tokens)) > before + 20)
+    os.kill(stopped, signal.SIGCONT)
+    assert not served.seen(LaneDown)
+    assert await reading.whole() == plain
+    drafts = len(served.seen(Drafted))
+    assert await Reading(served, "after-hanging").whole() == plain
+    assert "tiny/0" in {event.lane for event in served.seen(Drafted)[drafts:]}
+    assert not served.seen(LaneDown)
 
 
-def test_a_drafter_that_hangs_is_killed_and_replaced(
-    loop: asyncio.Runner, served: Served, plain: list[list[int]]
+async def test_a_drafter_that_hangs_is_killed_and_replaced(
+    served: Served, plain: list[list[int]]
 ) -> None:
-    async def main() -> None:
-        served.events.clear()
-        stopped = processes("test")["tiny/1"]
-        reading = Reading(served, "stopped-drafter")
-        await reading.midway()
-        os.kill(stopped, signal.SIGSTOP)
-        assert await reading.whole() == plain
-        await until(lambda: bool(served.seen(LaneDown)))
-        (down,) = served.seen(LaneDown)
-        assert down.lane == "tiny/1"
-        assert "no answer for 5.0 s" in down.error
-        await until(lambda: bool(served.seen(LaneUp)))
-        await until(lambda: not runs(stopped))
-
-    loop.run(main())
-
-
-def test_the_verifier_loads_the_vocabulary_of_grammars_while_it_serves(
-    loop: asyncio.Runner, served: Served, plain: list[list[int]]
-) -> None:
-    async def main() -> None:
-        verifier = processes("test")["verifier"]
-        assert not has_loaded(verifier, "xgrammar"), "nothing has asked for it"
-        await served.fleet.load_vocabulary()
-        assert await Reading(served, "loading").whole() == plain
-        await until(lambda: has_loaded(verifier, "xgrammar"))
-
-    loop.run(main())
+    served.events.clear()
+    stopped = processes("test")["tiny/1"]
+    reading = Reading(served, "stopped-drafter")
+    await reading.midway()
+    os.kill(stopped, signal.SIGSTOP)
+    assert await reading.whole() == plain
+    await until(lambda: bool(served.seen(LaneDown)))
+    (down,) = served.seen(LaneDown)
+    assert down.lane == "tiny/1"
+    assert "no answer for 5.0 s" in down.error
+    await until(lambda: bool(served.seen(LaneUp)))
+    await until(lambda: not runs(stopped))
 
 
 def _has_logged(folder: Path, host: str, text: str) -> bool:
     return any(text in file.read_text() for file in folder.glob(f"spindle_test_{host}_*.log"))
 
 
-def test_every_host_logs_what_it_has_done_into_a_file_of_its_own(
-    loop: asyncio.Runner, served: Served, plain: list[list[int]]
+async def test_every_host_logs_what_it_has_done_into_a_file_of_its_own(
+    served: Served, plain: list[list[int]]
 ) -> None:
-    async def main() -> None:
-        assert await Reading(served, "logged").whole() == plain
-        logs = Path(ray._private.worker._global_node.get_logs_dir_path()) / "serve"
-        for host in ("tiny_0", "verifier"):
-            for done in ("load took", "measure took", "requests left"):
-                await until(partial(_has_logged, logs, host, done))
-
-    loop.run(main())
+    assert await Reading(served, "logged").whole() == plain
+    logs = Path(ray._private.worker._global_node.get_logs_dir_path()) / "serve"
+    for host in ("tiny_0", "verifier"):
+        for done in ("load took", "measure took"):
+            await until(partial(_has_logged, logs, host, done))
 
 
-def test_a_killed_verifier_is_replaced_and_streams_continue(
-    loop: asyncio.Runner, served: Served, plain: list[list[int]]
+async def test_a_killed_verifier_is_replaced_and_streams_continue(
+    served: Served, plain: list[list[int]]
 ) -> None:
-    async def main() -> None:
-        served.events.clear()
-        killed = processes("test")["verifier"]
-        reading = Reading(served, "killed-verifier")
-        await reading.midway()
-        os.kill(killed, signal.SIGKILL)
-        assert await reading.whole() == plain
-        assert len(served.seen(VerifierDown)) == len(served.seen(VerifierUp)) == 1
-        assert processes("test")["verifier"] != killed
-        await asyncio.sleep(0.2)
-        kv = await served.coordinator.kv_state()
-        assert kv.used == 0
-        assert kv.free + kv.cached == kv.total
-
-    loop.run(main())
+    served.events.clear()
+    killed = processes("test")["verifier"]
+    reading = Reading(served, "killed-verifier")
+    await reading.midway()
+    os.kill(killed, signal.SIGKILL)
+    assert await reading.whole() == plain
+    assert len(served.seen(VerifierDown)) == len(served.seen(VerifierUp)) == 1
+    assert processes("test")["verifier"] != killed
+    await asyncio.sleep(0.2)
+    kv = await served.coordinator.kv_state()
+    assert kv.used == 0
+    assert kv.free + kv.cached == kv.total
 
 
-def test_a_verifier_that_hangs_for_a_while_goes_on_and_what_would_replace_it_is_ended(
-    loop: asyncio.Runner, served: Served, plain: list[list[int]]
+async def test_a_verifier_that_hangs_for_a_while_goes_on_and_what_would_replace_it_is_ended(
+    served: Served, plain: list[list[int]]
 ) -> None:
-    async def main() -> None:
-        served.events.clear()
-        before = starts("test", "verifier")
-        stopped = processes("test")["verifier"]
-        reading = Reading(served, "silent-verifier")
-        await reading.midway()
-        os.kill(stopped, signal.SIGSTOP)
-        await until(lambda: len(starts("test", "verifier")) == len(before) + 1)
-        os.kill(stopped, signal.SIGCONT)
-        assert await reading.whole() == plain
-        assert not served.seen(VerifierDown)
-        await until(lambda: starts("test", "verifier").count("ALIVE") == 1)
-        assert starts("test", "verifier")[-1] == "DEAD"
-        assert processes("test")["verifier"] == stopped
-
-    loop.run(main())
+    served.events.clear()
+    before = starts("test", "verifier")
+    stopped = processes("test")["verifier"]
+    reading = Reading(served, "silent-verifier")
+    await reading.midway()
+    os.kill(stopped, signal.SIGSTOP)
+    await until(lambda: len(starts("test", "verifier")) == len(before) + 1)
+    os.kill(stopped, signal.SIGCONT)
+    assert await reading.whole() == plain
+    assert not served.seen(VerifierDown)
+    await until(lambda: starts("test", "verifier").count("ALIVE") == 1)
+    assert starts("test", "verifier")[-1] == "DEAD"
+    assert processes("test")["verifier"] == stopped
 
 
-def test_a_verifier_that_hangs_is_replaced_by_what_was_started_before_it_was_given_up(
-    loop: asyncio.Runner, profiles: Path, plain: list[list[int]]
+async def test_a_verifier_that_hangs_is_replaced_by_what_was_started_before_it_was_given_up(
+    profiles: Path, plain: list[list[int]]
 ) -> None:
-    async def main() -> None:
-        served = Served(await quick_fleet(TARGET_SPEC, [LOOKUP], profiles, Group("hung")))
-        stopped = processes("hung", life=0)["verifier"]
-        reading = Reading(served, "hung-verifier")
-        await reading.midway()
-        os.kill(stopped, signal.SIGSTOP)
-        await until(lambda: len(starts("hung", "verifier")) == 2)
-        assert not served.seen(VerifierDown), "it is started before the other one is given up"
-        assert await reading.whole() == plain
-        (down,) = served.seen(VerifierDown)
-        assert "gave no answer" in down.error
-        await until(lambda: starts("hung", "verifier") == ["DEAD", "ALIVE"])
-        await until(lambda: not runs(stopped))
-        await served.close()
-        await until(lambda: not processes("hung"))
-
-    loop.run(main())
+    served = Served(await quick_fleet(TARGET_SPEC, [LOOKUP], profiles, Group("hung")))
+    stopped = processes("hung", life=0)["verifier"]
+    reading = Reading(served, "hung-verifier")
+    await reading.midway()
+    os.kill(stopped, signal.SIGSTOP)
+    await until(lambda: len(starts("hung", "verifier")) == 2)
+    assert not served.seen(VerifierDown), "it is started before the other one is given up"
+    assert await reading.whole() == plain
+    (down,) = served.seen(VerifierDown)
+    assert "gave no answer" in down.error
+    await until(lambda: starts("hung", "verifier") == ["DEAD", "ALIVE"])
+    await until(lambda: not runs(stopped))
+    await served.close()
+    await until(lambda: not processes("hung"))
 
 
-def test_killed_idle_hosts_are_found_by_a_check_and_replaced(
-    loop: asyncio.Runner, served: Served, plain: list[list[int]]
+async def test_killed_idle_hosts_are_found_by_a_check_and_replaced(
+    served: Served, plain: list[list[int]]
 ) -> None:
-    async def main() -> None:
-        served.events.clear()
-        idle = processes("test")
-        killed = [idle["tiny/0"], idle["verifier"]]
-        for pid in killed:
-            os.kill(pid, signal.SIGKILL)
-        await served.coordinator.check_hosts()
-        await until(lambda: bool(served.seen(LaneUp)) and bool(served.seen(VerifierUp)))
-        assert not set(killed) & set(processes("test").values())
-        assert await Reading(served, "idle").whole() == plain
-        assert len(served.seen(LaneDown)) == len(served.seen(VerifierDown)) == 1
-
-    loop.run(main())
+    served.events.clear()
+    idle = processes("test")
+    killed = [idle["tiny/0"], idle["verifier"]]
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    await served.coordinator.check_hosts()
+    await until(lambda: bool(served.seen(LaneUp)) and bool(served.seen(VerifierUp)))
+    assert not set(killed) & set(processes("test").values())
+    assert await Reading(served, "idle").whole() == plain
+    assert len(served.seen(LaneDown)) == len(served.seen(VerifierDown)) == 1
 
 
-def test_a_killed_rank_ends_all_ranks_and_others_take_their_places(
-    loop: asyncio.Runner, profiles: Path, plain: list[list[int]]
+async def test_a_killed_rank_ends_all_ranks_and_others_take_their_places(
+    profiles: Path, plain: list[list[int]]
 ) -> None:
-    async def main() -> None:
-        target = replace(TARGET_SPEC, tensor_parallel=2)
-        served = Served(await quick_fleet(target, [LOOKUP], profiles, Group("ranks")))
-        first = processes("ranks", life=0)
-        reading = Reading(served, "ranks")
-        await reading.midway()
-        os.kill(first["verifier/rank1"], signal.SIGKILL)
-        assert await reading.whole() == plain
-        assert len(served.seen(VerifierUp)) == 1
-        second = processes("ranks", life=1)
-        assert len(second) == 2
-        kv = await served.coordinator.kv_state()
-        assert kv.free + kv.cached + kv.used == kv.total
-        await served.close()
-        known = [*first.values(), *second.values()]
-        await until(lambda: not processes("ranks") and not any(map(runs, known)))
-
-    loop.run(main())
+    target = replace(TARGET_SPEC, tensor_parallel=2)
+    served = Served(await quick_fleet(target, [LOOKUP], profiles, Group("ranks")))
+    first = processes("ranks", life=0)
+    reading = Reading(served, "ranks")
+    await reading.midway()
+    os.kill(first["verifier/rank1"], signal.SIGKILL)
+    assert await reading.whole() == plain
+    assert len(served.seen(VerifierUp)) == 1
+    second = processes("ranks", life=1)
+    assert len(second) == 2
+    kv = await served.coordinator.kv_state()
+    assert kv.free + kv.cached + kv.used == kv.total
+    await served.close()
+    known = [*first.values(), *second.values()]
+    await until(lambda: not processes("ranks") and not any(map(runs, known)))
 
 
-def test_vllms_ranks_are_children_of_its_actor_and_serve_the_references_streams(
-    loop: asyncio.Runner, profiles: Path
+async def test_vllms_ranks_are_children_of_its_actor_and_serve_the_references_streams(
+    profiles: Path,
 ) -> None:
-    async def main() -> None:
-        eager = {"enforce_eager": True}  # without compilation it loads in a third of the time
-        target = replace(TARGET_SPEC, backend="vllm", tensor_parallel=2, engine_args=eager)
-        fleet = await quick_fleet(target, [LOOKUP], profiles, Group("vllm"))
-        served = Served(fleet)
-        reading = Reading(served, "vllm")
-        streams = await reading.whole()
-        identity = Identity(reference_target())
-        for prompt, stream, params in zip(PROMPTS, streams, PARAMS, strict=True):
-            identity.check(prompt, stream, params, params.seed or 0)
-        identity.finish()
-        assert sum(stream.statistics.accepted for stream in reading.streams) > 0
-        (actor,) = processes("vllm").values()
-        ranks = psutil.Process(actor).children(recursive=True)
-        assert len(ranks) >= target.tensor_parallel
-        await served.close()
-        await until(lambda: not processes("vllm"))
-        _, alive = psutil.wait_procs(ranks, timeout=10)
-        assert not alive
-
-    loop.run(main())
+    eager = {"enforce_eager": True}  # without compilation it loads in a third of the time
+    target = replace(TARGET_SPEC, backend="vllm", tensor_parallel=2, engine_args=eager)
+    fleet = await quick_fleet(target, [LOOKUP], profiles, Group("vllm"))
+    served = Served(fleet)
+    reading = Reading(served, "vllm")
+    streams = await reading.whole()
+    identity = Identity(reference_target())
+    for prompt, stream, params in zip(PROMPTS, streams, PARAMS, strict=True):
+        identity.check(prompt, stream, params, params.seed or 0)
+    identity.finish()
+    assert sum(stream.statistics.accepted for stream in reading.streams) > 0
+    (actor,) = processes("vllm").values()
+    ranks = psutil.Process(actor).children(recursive=True)
+    assert len(ranks) >= target.tensor_parallel
+    await served.close()
+    await until(lambda: not processes("vllm"))
+    _, alive = psutil.wait_procs(ranks, timeout=10)
+    assert not alive
 
 
 class Owner:
@@ -464,30 +400,24 @@ class Owner:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_actors_end_with_the_process_that_created_them(loop: asyncio.Runner) -> None:
-    async def main() -> None:
-        owner = ray.remote(Owner).options(num_cpus=0).remote()
-        await owner.own.remote()
-        (pid,) = processes("owned").values()
-        owner.die.remote()
-        await until(lambda: not runs(pid), seconds=15)
-
-    loop.run(main())
+async def test_actors_end_with_the_process_that_created_them() -> None:
+    owner = ray.remote(Owner).options(num_cpus=0).remote()
+    await owner.own.remote()
+    (pid,) = processes("owned").values()
+    owner.die.remote()
+    await until(lambda: not runs(pid), seconds=15)
 
 
-def test_the_error_of_a_model_is_raised_unchanged_and_no_actor_stays(
-    loop: asyncio.Runner, profiles: Path, tmp_path: Path
+async def test_the_error_of_a_model_is_raised_unchanged_and_no_actor_stays(
+    profiles: Path, tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        llama(vocab=97).save_pretrained(tmp_path)
-        inline = replace(TARGET_SPEC, placement="inline")
-        alien = DrafterSpec("alien", checkpoint=tmp_path, placement="actor")
-        with pytest.raises(IncompatibleDrafter, match="97 tokens, but the target has") as refused:
-            await quick_fleet(inline, [alien], profiles, Group("bad"))
-        assert refused.value.field == "vocab_size"
-        await until(lambda: not processes("bad"))
-
-    loop.run(main())
+    llama(vocab=97).save_pretrained(tmp_path)
+    inline = replace(TARGET_SPEC, placement="inline")
+    alien = DrafterSpec("alien", checkpoint=tmp_path, placement="actor")
+    with pytest.raises(IncompatibleDrafter, match="97 tokens, but the target has") as refused:
+        await quick_fleet(inline, [alien], profiles, Group("bad"))
+    assert refused.value.field == "vocab_size"
+    await until(lambda: not processes("bad"))
 
 
 def test_a_drafter_with_the_same_tokens_under_other_ids_is_refused(

@@ -5,7 +5,6 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from actors.coordinator.settings import Limits, Policies
 from actors.coordinator.stream import RequestFailed
 from actors.hosts.fleet import Fleet, load
 from actors.hosts.isolation import isolated
-from actors.hosts.protocol import HostLost, VerifierHost
+from actors.hosts.protocol import HostLost
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from cluster.built_in_models import TARGET, model_path
 from engine.drafters.lookup import NgramDrafter, SuffixDrafter
@@ -32,12 +31,8 @@ from engine.model import PackedModel
 from engine.protocol import (
     Draft,
     DraftOrder,
-    Failed,
-    Missing,
-    NoRoom,
     Prefix,
     Start,
-    Verdict,
     VerifyOrder,
 )
 from engine.request import ServedRequest
@@ -260,43 +255,6 @@ def test_a_request_that_cannot_be_verified_fails_alone(
     logged = [record for record in caplog.records if record.exc_info is not None]
     assert len(logged) == poisons, "each logged once, with its traceback"
     assert all(POISON in record.getMessage() for record in logged)
-
-
-class Fragile:
-    """A verifier that is lost whenever it is sent the start of a poison."""
-
-    def __init__(self, host: VerifierHost) -> None:
-        self._host = host
-        self._seen: set[str] = set()
-        self.limits = host.limits
-        self.score = host.score
-        self.forget = host.forget
-        self.kv_state = host.kv_state
-        self.losses = 0
-
-    async def verify(
-        self, orders: Sequence[VerifyOrder]
-    ) -> Sequence[Verdict | Missing | NoRoom | Failed]:
-        self._seen |= {order.prefix.request for order in orders}
-        if any(one.prefix.request.startswith(POISON) and one.prefix.start for one in orders):
-            raise HostLost("segmentation fault")
-        return await self._host.verify(orders)
-
-    async def recover(self) -> None:
-        self.losses += 1
-        await self._host.forget(self._seen)
-
-
-@pytest.mark.parametrize("poisons", [1, 2])
-def test_a_request_that_loses_every_verifier_fails_and_the_others_continue(
-    fleet: Fleet, prompts: list[list[int]], expected: list[Stream], poisons: int
-) -> None:
-    fragile = Fragile(fleet.verifier)
-    streams, _ = asyncio.run(served(replace(fleet, verifier=fragile), prompts, poisons))
-    count = len(prompts)
-    assert [*streams[:count], streams[-1]] == expected
-    assert all(isinstance(failure, RequestFailed) for failure in streams[count:-1])
-    assert fragile.losses <= 2 * poisons
 
 
 def in_a_small_model(patch: Patch) -> None:

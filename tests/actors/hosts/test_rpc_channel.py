@@ -15,6 +15,8 @@ from actors.hosts.protocol import HostLost
 from actors.hosts.rpc_channel import Listener, RpcChannel, WorkerFailed, connect
 from engine.errors import IncompatibleDrafter, RankLost
 
+pytestmark = pytest.mark.usefixtures("loop")
+
 
 class Worker:
     def __init__(self) -> None:
@@ -52,86 +54,69 @@ async def connected(worker: object) -> AsyncIterator[RpcChannel]:
     assert not thread.is_alive(), "it still serves after the end of its connection"
 
 
-def test_answers_of_any_size_match_their_calls_in_order() -> None:
+async def test_answers_of_any_size_match_their_calls_in_order() -> None:
     contents: list[object] = [b"a" * 5_000_000, "b", [], b"c" * 100_000, None]
-
-    async def main() -> None:
-        worker = Worker()
-        async with connected(worker) as caller:
-            answers = await asyncio.gather(*(caller.call("echo", one) for one in contents))
-        assert answers == contents
-        assert worker.called == contents
-
-    asyncio.run(main())
+    worker = Worker()
+    async with connected(worker) as caller:
+        answers = await asyncio.gather(*(caller.call("echo", one) for one in contents))
+    assert answers == contents
+    assert worker.called == contents
 
 
-def test_the_answer_to_a_cancelled_call_is_dropped() -> None:
-    async def main() -> None:
-        async with connected(Worker()) as caller:
-            gone = asyncio.create_task(caller.call("echo", "first", 0.2))
-            await asyncio.sleep(0.05)
-            gone.cancel()
-            assert await caller.call("echo", "second") == "second"
-
-    asyncio.run(main())
+async def test_the_answer_to_a_cancelled_call_is_dropped() -> None:
+    async with connected(Worker()) as caller:
+        gone = asyncio.create_task(caller.call("echo", "first", 0.2))
+        await asyncio.sleep(0.05)
+        gone.cancel()
+        assert await caller.call("echo", "second") == "second"
 
 
-def test_errors_of_the_worker_are_raised_and_the_connection_stays() -> None:
-    async def main() -> None:
-        async with connected(Worker()) as caller:
-            with pytest.raises(IncompatibleDrafter, match="97 tokens") as refused:
-                await caller.call("refuse")
-            assert refused.value.field == "vocab_size"
-            with pytest.raises(WorkerFailed, match=r"in fail\n.*\nIndexError: out of range"):
-                await caller.call("fail")
-            with pytest.raises(HostLost, match="rank 1 is gone"):
-                await caller.call("lose_a_rank")
-            assert await caller.call("echo", 7) == 7
-
-    asyncio.run(main())
+async def test_errors_of_the_worker_are_raised_and_the_connection_stays() -> None:
+    async with connected(Worker()) as caller:
+        with pytest.raises(IncompatibleDrafter, match="97 tokens") as refused:
+            await caller.call("refuse")
+        assert refused.value.field == "vocab_size"
+        with pytest.raises(WorkerFailed, match=r"in fail\n.*\nIndexError: out of range"):
+            await caller.call("fail")
+        with pytest.raises(HostLost, match="rank 1 is gone"):
+            await caller.call("lose_a_rank")
+        assert await caller.call("echo", 7) == 7
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_loss_raises_in_all_waiting_and_later_calls_at_once() -> None:
+async def test_a_loss_raises_in_all_waiting_and_later_calls_at_once() -> None:
     class Dying:
         def die(self) -> None:
             raise SystemExit
 
-    async def main() -> None:
-        async with connected(Dying()) as caller:
-            waiting = [asyncio.create_task(caller.call("die")) for _ in range(3)]
-            async with asyncio.timeout(2):
-                errors = await asyncio.gather(*waiting, return_exceptions=True)
-            assert all(isinstance(error, HostLost) for error in errors)
-            with pytest.raises(HostLost, match="connection to it ended"):
-                await caller.call("die")
-
-    asyncio.run(main())
+    async with connected(Dying()) as caller:
+        waiting = [asyncio.create_task(caller.call("die")) for _ in range(3)]
+        async with asyncio.timeout(2):
+            errors = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(error, HostLost) for error in errors)
+        with pytest.raises(HostLost, match="connection to it ended"):
+            await caller.call("die")
 
 
-def test_only_a_peer_with_the_secret_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_a_peer_with_the_secret_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc_channel, "_GREETING_S", 0.2)
-
-    async def main() -> None:
-        worker = Worker()
-        listener, thread = serving(worker)
-        address = listener.address
-        wrong = await connect(replace(address, secret=bytes(len(address.secret))))
-        with pytest.raises(HostLost):
-            await wrong.call("echo", "wrong")
-        with socket.create_connection((address.host, address.port)):  # sends nothing
-            right = await connect(address)
-            assert await right.call("echo", "right") == "right"
-        assert worker.called == ["right"]
-        right.close(HostLost("the test is over"))
-        await asyncio.to_thread(thread.join, 5)
-        with pytest.raises(HostLost, match="must reach each other on all ports"):
-            await connect(address)  # the listener is closed
-
-    asyncio.run(main())
+    worker = Worker()
+    listener, thread = serving(worker)
+    address = listener.address
+    wrong = await connect(replace(address, secret=bytes(len(address.secret))))
+    with pytest.raises(HostLost):
+        await wrong.call("echo", "wrong")
+    with socket.create_connection((address.host, address.port)):  # sends nothing
+        right = await connect(address)
+        assert await right.call("echo", "right") == "right"
+    assert worker.called == ["right"]
+    right.close(HostLost("the test is over"))
+    await asyncio.to_thread(thread.join, 5)
+    with pytest.raises(HostLost, match="must reach each other on all ports"):
+        await connect(address)  # the listener is closed
 
 
-def test_a_peer_that_sends_byte_after_byte_does_not_hold_the_listener(
+async def test_a_peer_that_sends_byte_after_byte_does_not_hold_the_listener(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rpc_channel, "_GREETING_S", 0.3)
@@ -142,20 +127,16 @@ def test_a_peer_that_sends_byte_after_byte_does_not_hold_the_listener(
             while not served.wait(0.1):
                 peer.sendall(b"x")
 
-    async def main() -> None:
-        listener, _ = serving(Worker())
-        address = listener.address
-        with socket.create_connection((address.host, address.port)) as slow:
-            dripping = threading.Thread(target=drip, args=[slow])
-            dripping.start()
+    listener, _ = serving(Worker())
+    address = listener.address
+    with socket.create_connection((address.host, address.port)) as slow:
+        dripping = threading.Thread(target=drip, args=[slow])
+        dripping.start()
+        try:
             right = await connect(address)
             async with asyncio.timeout(2):  # 32 bytes take 3.2 s
                 assert await right.call("echo", "right") == "right"
+        finally:
             served.set()
-            dripping.join()
-            right.close(HostLost("the test is over"))
-
-    try:
-        asyncio.run(main())
-    finally:
-        served.set()
+        dripping.join()
+        right.close(HostLost("the test is over"))

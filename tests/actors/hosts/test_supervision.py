@@ -10,7 +10,6 @@ import pytest
 
 from actors.hosts.protocol import HostLost, HostStalled
 from actors.hosts.supervision import LONGEST_PAUSE_S, STEADY_S, TRUSTED_S, Supervised
-from benchmarks.simulator.clock import run
 from engine.errors import SpindleError
 
 
@@ -95,119 +94,96 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def test_a_host_that_does_not_answer_is_killed_and_replaced() -> None:
-    async def main() -> None:
-        launcher = Launcher()
-        host = launcher.host()
-        await host.start()
-        started = now()
-        with pytest.raises(HostStalled, match=r"no answer for 5\.0 s"):
-            await host.order("work", 1000.0, expected_s=1.0)
-        assert now() - started == pytest.approx(5.0)
-        assert not launcher.incarnations[0].alive
-        with pytest.raises(HostLost, match="it is down"):
-            await host.order("work", 0.1, expected_s=1.0)
-        await host.recover()
-        assert await host.order("work", 0.1, expected_s=1.0) == 1
-
-    run(main())
+async def test_a_host_that_does_not_answer_is_killed_and_replaced() -> None:
+    launcher = Launcher()
+    host = launcher.host()
+    await host.start()
+    started = now()
+    with pytest.raises(HostStalled, match=r"no answer for 5\.0 s"):
+        await host.order("work", 1000.0, expected_s=1.0)
+    assert now() - started == pytest.approx(5.0)
+    assert not launcher.incarnations[0].alive
+    with pytest.raises(HostLost, match="it is down"):
+        await host.order("work", 0.1, expected_s=1.0)
+    await host.recover()
+    assert await host.order("work", 0.1, expected_s=1.0) == 1
 
 
-def test_what_replaces_a_silent_host_is_prepared_while_it_may_still_answer() -> None:
-    async def main() -> None:
-        successor = Successor()
-        host = Launcher().host(successor=successor)
-        await host.start()
-        begun = now()
-        await host.order("work", 1.9, expected_s=0.0)
-        assert not successor.prepared_s
-        with pytest.raises(HostStalled):
-            await host.order("work", 1000.0, expected_s=0.0)
-        assert successor.prepared_s == pytest.approx([begun + 1.9 + 2.0])
-        assert not successor.discarded_s, "it is what the host is replaced by"
-
-    run(main())
+async def test_what_replaces_a_silent_host_is_prepared_while_it_may_still_answer() -> None:
+    successor = Successor()
+    host = Launcher().host(successor=successor)
+    await host.start()
+    begun = now()
+    await host.order("work", 1.9, expected_s=0.0)
+    assert not successor.prepared_s
+    with pytest.raises(HostStalled):
+        await host.order("work", 1000.0, expected_s=0.0)
+    assert successor.prepared_s == pytest.approx([begun + 1.9 + 2.0])
+    assert not successor.discarded_s, "it is what the host is replaced by"
 
 
-def test_a_host_that_answers_after_all_is_not_suspected_again_at_once() -> None:
-    async def main() -> None:
-        successor = Successor()
-        host = Launcher().host(successor=successor)
-        await host.start()
-        begun = now()
+async def test_a_host_that_answers_after_all_is_not_suspected_again_at_once() -> None:
+    successor = Successor()
+    host = Launcher().host(successor=successor)
+    await host.start()
+    begun = now()
+    await host.call("work", 3.0)
+    assert successor.prepared_s == pytest.approx([begun + 2.0])
+    assert successor.discarded_s == pytest.approx([begun + 3.0])
+    while now() < begun + TRUSTED_S:
         await host.call("work", 3.0)
-        assert successor.prepared_s == pytest.approx([begun + 2.0])
-        assert successor.discarded_s == pytest.approx([begun + 3.0])
-        while now() < begun + TRUSTED_S:
-            await host.call("work", 3.0)
-        assert len(successor.prepared_s) == 1, "each would take the slow host's cores"
-        await asyncio.sleep(5.0)
-        await host.call("work", 3.0)
-        assert len(successor.prepared_s) == len(successor.discarded_s) == 2
-
-    run(main())
+    assert len(successor.prepared_s) == 1, "each would take the slow host's cores"
+    await asyncio.sleep(5.0)
+    await host.call("work", 3.0)
+    assert len(successor.prepared_s) == len(successor.discarded_s) == 2
 
 
-def test_a_long_order_is_suspected_in_proportion_to_what_it_may_take() -> None:
-    async def main() -> None:
-        successor = Successor()
-        host = Launcher().host(successor=successor)
-        await host.start()
-        await host.order("work", 39.0, expected_s=100.0)
-        assert not successor.prepared_s
-        await host.order("work", 41.0, expected_s=100.0)
-        assert len(successor.prepared_s) == 1
-
-    run(main())
+async def test_a_long_order_is_suspected_in_proportion_to_what_it_may_take() -> None:
+    successor = Successor()
+    host = Launcher().host(successor=successor)
+    await host.start()
+    await host.order("work", 39.0, expected_s=100.0)
+    assert not successor.prepared_s
+    await host.order("work", 41.0, expected_s=100.0)
+    assert len(successor.prepared_s) == 1
 
 
-def test_time_limits_grow_with_the_expected_time_of_all_orders_under_way() -> None:
-    async def main() -> None:
-        host = Launcher().host()
-        await host.start()
-        orders = [host.order("work", 18.0, expected_s=20.0) for _ in range(3)]
-        assert await asyncio.gather(*orders, host.call("work", 0.1)) == [0, 0, 0, 0]
-        with pytest.raises(HostStalled):
-            await host.order("work", 6.0, expected_s=0.0)
-
-    run(main())
+async def test_time_limits_grow_with_the_expected_time_of_all_orders_under_way() -> None:
+    host = Launcher().host()
+    await host.start()
+    orders = [host.order("work", 18.0, expected_s=20.0) for _ in range(3)]
+    assert await asyncio.gather(*orders, host.call("work", 0.1)) == [0, 0, 0, 0]
+    with pytest.raises(HostStalled):
+        await host.order("work", 6.0, expected_s=0.0)
 
 
-def test_an_error_of_the_worker_is_no_loss() -> None:
-    async def main() -> None:
-        launcher = Launcher()
-        host = launcher.host()
-        await host.start()
-        with pytest.raises(Refused):
-            await host.order("refuse", expected_s=0.0)
-        assert await host.order("work", 0.1, expected_s=0.0) == 0
-
-    run(main())
+async def test_an_error_of_the_worker_is_no_loss() -> None:
+    launcher = Launcher()
+    host = launcher.host()
+    await host.start()
+    with pytest.raises(Refused):
+        await host.order("refuse", expected_s=0.0)
+    assert await host.order("work", 0.1, expected_s=0.0) == 0
 
 
-def test_pauses_before_restarts_double_up_to_a_limit() -> None:
-    async def main() -> None:
-        launcher = Launcher(dies=lambda number: number < 9)
-        host = launcher.host(gives_up=False)
-        await host.start()
-        while True:
-            try:
-                assert await host.order("work", 0.0, expected_s=0.0) == 9
-                break
-            except HostLost:
-                await host.recover()
-        assert launcher.pauses_s[:4] == pytest.approx([0.0, 0.5, 1.0, 2.0])
-        assert max(launcher.pauses_s) == pytest.approx(LONGEST_PAUSE_S)
-        await asyncio.sleep(STEADY_S)
-        launcher.incarnations[-1].kill()
-        with pytest.raises(HostLost):
-            await host.order("work", 0.0, expected_s=0.0)
-        await host.recover()
-        assert launcher.pauses_s[-1] == pytest.approx(STEADY_S), (
-            "a steady host is restarted at once"
-        )
-
-    run(main())
+async def test_pauses_before_restarts_double_up_to_a_limit() -> None:
+    launcher = Launcher(dies=lambda number: number < 9)
+    host = launcher.host(gives_up=False)
+    await host.start()
+    while True:
+        try:
+            assert await host.order("work", 0.0, expected_s=0.0) == 9
+            break
+        except HostLost:
+            await host.recover()
+    assert launcher.pauses_s[:4] == pytest.approx([0.0, 0.5, 1.0, 2.0])
+    assert max(launcher.pauses_s) == pytest.approx(LONGEST_PAUSE_S)
+    await asyncio.sleep(STEADY_S)
+    launcher.incarnations[-1].kill()
+    with pytest.raises(HostLost):
+        await host.order("work", 0.0, expected_s=0.0)
+    await host.recover()
+    assert launcher.pauses_s[-1] == pytest.approx(STEADY_S), "a steady host is restarted at once"
 
 
 @pytest.mark.parametrize(
@@ -219,75 +195,63 @@ def test_pauses_before_restarts_double_up_to_a_limit() -> None:
     ],
     ids=["no start succeeds", "no incarnation answers", "starts hang"],
 )
-def test_recovery_has_a_bound_that_only_an_answer_resets(launcher: Launcher) -> None:
-    async def main() -> None:
-        host = launcher.host()
-        await host.start()
-        for incarnation in launcher.incarnations:
-            incarnation.kill()
-        lost = now()
+async def test_recovery_has_a_bound_that_only_an_answer_resets(launcher: Launcher) -> None:
+    host = launcher.host()
+    await host.start()
+    for incarnation in launcher.incarnations:
+        incarnation.kill()
+    lost = now()
 
-        async def serve_for_ever() -> None:
-            while True:
-                with pytest.raises(HostLost):
-                    await host.order("work", 0.0, expected_s=0.0)
-                await host.recover()
-
-        with pytest.raises(HostLost, match=r"it did not come back within 60\.0 s"):
-            await serve_for_ever()
-        assert 59.0 <= now() - lost <= 60.0 + launcher.start_s
-        assert not any(incarnation.alive for incarnation in launcher.incarnations[:-1])
-
-    run(main())
-
-
-def test_a_drafter_is_restarted_without_a_limit() -> None:
-    async def main() -> None:
-        launcher = Launcher(fails=lambda number: 0 < number < 200)
-        host = launcher.host(gives_up=False)
-        await host.start()
-        launcher.incarnations[0].kill()
-        with pytest.raises(HostLost):
-            await host.order("work", 0.0, expected_s=0.0)
-        await host.recover()
-        assert now() > 1000
-        assert await host.order("work", 0.0, expected_s=0.0) == 200
-
-    run(main())
-
-
-def test_calls_that_find_the_same_loss_share_one_restart() -> None:
-    async def main() -> None:
-        launcher = Launcher()
-        host = launcher.host()
-        await host.start()
-        launcher.incarnations[0].kill()
-
-        async def work() -> int:
+    async def serve_for_ever() -> None:
+        while True:
             with pytest.raises(HostLost):
                 await host.order("work", 0.0, expected_s=0.0)
             await host.recover()
-            answer: int = await host.order("work", 0.0, expected_s=0.0)
-            return answer
 
-        assert await asyncio.gather(*(work() for _ in range(4))) == [1] * 4
-        assert len(launcher.launched_s) == 2
-
-    run(main())
+    with pytest.raises(HostLost, match=r"it did not come back within 60\.0 s"):
+        await serve_for_ever()
+    assert 59.0 <= now() - lost <= 60.0 + launcher.start_s
+    assert not any(incarnation.alive for incarnation in launcher.incarnations[:-1])
 
 
-def test_a_closed_host_is_not_restarted() -> None:
-    async def main() -> None:
-        launcher = Launcher(start_s=10.0)
-        host = launcher.host(gives_up=False)
-        await host.start()
-        launcher.incarnations[0].kill()
+async def test_a_drafter_is_restarted_without_a_limit() -> None:
+    launcher = Launcher(fails=lambda number: 0 < number < 200)
+    host = launcher.host(gives_up=False)
+    await host.start()
+    launcher.incarnations[0].kill()
+    with pytest.raises(HostLost):
+        await host.order("work", 0.0, expected_s=0.0)
+    await host.recover()
+    assert now() > 1000
+    assert await host.order("work", 0.0, expected_s=0.0) == 200
+
+
+async def test_calls_that_find_the_same_loss_share_one_restart() -> None:
+    launcher = Launcher()
+    host = launcher.host()
+    await host.start()
+    launcher.incarnations[0].kill()
+
+    async def work() -> int:
         with pytest.raises(HostLost):
             await host.order("work", 0.0, expected_s=0.0)
-        recovering = asyncio.create_task(host.recover())
-        await asyncio.sleep(5)
-        host.close()
-        await recovering
-        assert [incarnation.alive for incarnation in launcher.incarnations] == [False, False]
+        await host.recover()
+        answer: int = await host.order("work", 0.0, expected_s=0.0)
+        return answer
 
-    run(main())
+    assert await asyncio.gather(*(work() for _ in range(4))) == [1] * 4
+    assert len(launcher.launched_s) == 2
+
+
+async def test_a_closed_host_is_not_restarted() -> None:
+    launcher = Launcher(start_s=10.0)
+    host = launcher.host(gives_up=False)
+    await host.start()
+    launcher.incarnations[0].kill()
+    with pytest.raises(HostLost):
+        await host.order("work", 0.0, expected_s=0.0)
+    recovering = asyncio.create_task(host.recover())
+    await asyncio.sleep(5)
+    host.close()
+    await recovering
+    assert [incarnation.alive for incarnation in launcher.incarnations] == [False, False]

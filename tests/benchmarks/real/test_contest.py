@@ -12,8 +12,6 @@ import pytest
 from benchmarks.real.contenders import PLAIN
 from benchmarks.real.contest import (
     Contender,
-    MakeServer,
-    final,
     heats,
 )
 from tests.benchmarks.real.scripted_server import MAX_TOKENS, ScriptedServer, scripted_requests
@@ -45,27 +43,6 @@ def test_all_contenders_serve_the_same_requests_and_failures_are_reported(
         assert turn.ours.forwards < turn.plain.forwards
         lengths += turn.plain.lengths
     assert min(lengths) < max(lengths) == MAX_TOKENS, "outputs end where the target ends them"
-
-
-def test_all_contenders_of_a_final_serve_the_requests_of_each_round(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    others: dict[str, MakeServer] = {
-        "drafting": partial(ScriptedServer, drafts=True),
-        "plain_too": ScriptedServer,
-        "dying": partial(ScriptedServer, batches=2),
-    }
-    with closing(Contender(PLAIN, ScriptedServer)) as plain:
-        results = final(plain, others, scripted_requests(), 2, 2, lambda _: IN_A_ROUND)
-    assert {name: len(turns) for name, turns in results.items()} == {
-        ("drafting", 2): 2,
-        ("plain_too", 2): 2,
-        ("dying", 2): 1,
-    }
-    for drafting, plain_too in zip(results["drafting", 2], results["plain_too", 2], strict=True):
-        assert drafting.plain is plain_too.plain
-        assert drafting.ours.lengths == plain_too.ours.lengths == plain_too.plain.lengths
-    assert "dying: not run: its process ended with 3" in capsys.readouterr().out
 
 
 def is_stopped(process: psutil.Process) -> bool:

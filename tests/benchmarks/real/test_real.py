@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -16,7 +15,7 @@ from benchmarks.real.__main__ import main, real_requests
 from benchmarks.real.contenders import Transformers, servers, spindle_args
 from benchmarks.real.contest import Contender, MakeServer, heats
 from benchmarks.real.options import options_of
-from benchmarks.real.prompts import CATEGORIES, real_prompts
+from benchmarks.real.prompts import CATEGORIES
 from benchmarks.real.results import real_records
 from benchmarks.real.spindle import PeerRequest, TurnResult
 from cluster.built_in_models import TARGET, model_path
@@ -58,20 +57,6 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_categories_come_in_turns_as_chats_and_the_seed_orders_them(data: Path) -> None:
-    prompts = real_prompts(data, model_path(TARGET))
-    assert [prompt.domain for prompt in prompts[: len(CATEGORIES)]] == list(CATEGORIES)
-    assert len({prompt.prompt for prompt in prompts}) == len(prompts) == 2 * len(CATEGORIES) + 1
-    other = real_prompts(data, model_path(TARGET), seed=1)
-    assert set(other) == set(prompts)
-    assert other != prompts
-
-
-def test_a_folder_without_the_prompts_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"--data: there is no .*spec_bench_questions\.jsonl"):
-        real_prompts(tmp_path, model_path(TARGET))
-
-
 def test_what_needs_a_head_is_left_out_or_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert not [name for name in options_of(None, []).contenders if "eagle3" in name]
     assert "vllm_eagle3_k3" in options_of(None, ["--head", "somewhere"]).contenders
@@ -102,17 +87,6 @@ def test_options_without_effect_are_refused(
     with pytest.raises(SystemExit):
         options_of(None, given)
     assert refused in capsys.readouterr().err
-
-
-def test_what_is_not_given_has_the_defaults_of_the_way_of_measuring() -> None:
-    served = options_of(None, [])
-    assert (served.dtype, served.clients, served.rounds) == ("float32", (1, 4, 16), 1)
-    assert options_of(None, ["--smoke"]).final_rounds == 0
-    assert options_of(None, ["--smoke", "--requests", "32"]).requests == 32
-    assert options_of(None, ["--engine", "--smoke"]).depths == (5,)
-    traced = options_of(None, ["--trace", "t.csv"])
-    assert (traced.dtype, traced.loads, traced.requests) == ("float32", (50, 80, 100), 48)
-    assert "spindle_vllm" in traced.contenders
 
 
 def test_drafters_are_measured_on_the_engine(data: Path, head: Path, tmp_path: Path) -> None:
@@ -180,25 +154,6 @@ def test_contenders_serve_the_prompts_in_turns(
     assert turn.ours.drafted > 0
     assert 0 < values["real/spindle_native/c1/acceptance"] < 1
     assert values["real/spindle_native/c1/draft_ms"] > 0
-
-
-def test_all_of_a_models_end_tokens_stop_its_answers(data: Path, tmp_path: Path) -> None:
-    options = options_of(None, ["--data", str(data)])
-    checkpoint = tmp_path / "model"
-    copytree(model_path(TARGET), checkpoint)
-    file = checkpoint / "generation_config.json"
-    config = json.loads(file.read_text())
-    for ends in (4, [4, 7]):
-        file.write_text(json.dumps(config | {"eos_token_id": ends}))
-        stop = next(real_requests(options, checkpoint)).stop
-        assert stop == (tuple(ends) if isinstance(ends, list) else (ends,))
-
-
-def test_half_of_the_requests_are_sampled_in_every_category(data: Path) -> None:
-    options = options_of(None, ["--data", str(data)])
-    requests = list(islice(real_requests(options, model_path(TARGET)), 2 * len(CATEGORIES)))
-    sampled = [request.domain for request in requests if request.temperature == 1]
-    assert sorted(sampled) == sorted(CATEGORIES)
 
 
 def test_a_head_named_by_a_relative_path_is_served() -> None:

@@ -3,7 +3,6 @@
 import multiprocessing
 from contextlib import closing
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -17,11 +16,8 @@ from benchmarks.real.contest import Contender, PairedTurn
 from benchmarks.real.results import (
     SPINDLE,
     compared_with_best,
-    finalists_of,
-    report,
 )
 from benchmarks.real.served_vllm import (
-    FixedWorker,
     ServedVllm,
     mend_temperatures,
 )
@@ -67,22 +63,6 @@ def turn(ours_s: float, plain_s: float) -> PairedTurn:
     return PairedTurn(ours, plain, ("code",))
 
 
-def test_the_report_compares_each_contender_with_plain_vllm_in_its_turns() -> None:
-    records = report(
-        {
-            ("vllm_suffix_k3", 1): [turn(1.0, 1.0), turn(1.0, 3.0)],
-            (SPINDLE, 4): [turn(0.5, 1.0)],
-        },
-        "peers",
-    )
-    by_name = {record.name: record for record in records}
-    suffix = by_name["peers/vllm_suffix_k3/c1/goodput"]
-    assert (suffix.value, suffix.reference, suffix.ratio) == (100, 50, 2)
-    assert by_name["peers/spindle/c4/tokens_per_forward"].value == 10
-    assert by_name["peers/spindle/c4/forward_ms"].value == 50
-    assert by_name[f"peers/{PLAIN}/c1/goodput"].value == 50
-
-
 def test_spindle_is_compared_with_the_best_of_vllms_in_the_final_plain_included() -> None:
     records, behind = compared_with_best(
         {
@@ -106,32 +86,6 @@ def test_spindle_is_compared_with_the_best_of_vllms_in_the_final_plain_included(
     ]
 
 
-def test_the_final_of_a_load_has_spindle_and_the_best_of_vllms_at_it() -> None:
-    heats = {
-        (name, load): [turn(1.0, plain_s)]
-        for load in (1, 4)
-        for name, plain_s in (
-            ("vllm_ngram_k1", 1.1),
-            ("vllm_suffix_k3", 1.3 / load),
-            ("vllm_suffix_k5", 1.2),
-            (SPINDLE, 1.0),
-        )
-    }
-    assert finalists_of(heats, 1) == [SPINDLE, "vllm_suffix_k3", "vllm_suffix_k5"]
-    assert finalists_of(heats, 4) == [SPINDLE, "vllm_suffix_k5", "vllm_ngram_k1"]
-
-
-def test_the_slowest_domain_has_the_lowest_median_speed_over_plain() -> None:
-    plain, ours = (
-        TurnResult((1,) * 4, latencies_s, 1.0, 1)
-        for latencies_s in ((4.0, 4.0, 4.0, 2.0), (1.0, 2.0, 8.0, 2.5))
-    )
-    turns = [PairedTurn(ours, plain, ("code", "code", "code", "prose"))]
-    records = report({(SPINDLE, 4): turns}, "peers")
-    (slowest,) = (r for r in records if r.name == "peers/spindle/c4/slowest_domain")
-    assert slowest.value == 2.0 / 2.5
-
-
 def test_vllms_rejection_sampler_uses_the_temperature_of_each_token() -> None:
     rejection_sampler = pytest.importorskip("vllm.v1.sample.rejection_sampler")
     mend_temperatures()
@@ -140,12 +94,3 @@ def test_vllms_rejection_sampler_uses_the_temperature_of_each_token() -> None:
         temperatures, ends.to(torch.int32), 6, replace_from=0, replace_to=1
     )
     assert spread.tolist() == pytest.approx([0.5, 0.5, 1.0, 2.0, 2.0, 2.0])
-
-
-def test_vllms_worker_says_how_long_its_drafts_have_taken_since_the_last_question() -> None:
-    worker = FixedWorker()
-    worker.model_runner = SimpleNamespace(propose_draft_token_ids=lambda first, *, k: first + k)
-    worker.time_drafting()
-    assert worker.model_runner.propose_draft_token_ids(1, k=2) == 3
-    assert worker.take_draft_s() > 0
-    assert worker.take_draft_s() == 0

@@ -4,15 +4,14 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from benchmarks.real.contenders import PLAIN
-from benchmarks.real.contest import Contender, PairedTurn
-from benchmarks.real.spindle import PeerRequest, TurnResult, serve_timed
-from benchmarks.real.trace import arriving, latency_records, trace_turns, windows_of
+from benchmarks.real.contest import Contender
+from benchmarks.real.spindle import PeerRequest, serve_timed
+from benchmarks.real.trace import arriving, trace_turns, windows_of
 from benchmarks.simulator.workload import Arrival
 from tests.benchmarks.real.scripted_server import MAX_TOKENS, ScriptedServer, scripted_requests
 
@@ -35,13 +34,6 @@ def test_requests_arrive_like_the_trace_at_a_share_of_plain_vllms_speed() -> Non
     assert not any(request.stop for request in paced)
 
 
-def test_answers_are_at_most_as_long_as_the_traces_outputs() -> None:
-    requests = [PeerRequest((MAX_TOKENS,), 0.0, MAX_TOKENS, (1,)) for _ in GAPS_S]
-    with closing(Contender(PLAIN, ScriptedServer)) as plain:
-        paced = arriving(plain, requests, arrivals(5, output_tokens=5), load=1.0)
-    assert {request.max_tokens for request in paced} == {5}
-
-
 def written(path: Path, trace: Sequence[Arrival]) -> Path:
     rows = [f"{one.at_s},{one.prompt_tokens},{one.output_tokens}\n" for one in trace]
     path.write_text("".join(["arrival_s,prompt_tokens,output_tokens\n", *rows]))
@@ -61,31 +53,6 @@ def test_each_round_has_new_requests_and_the_next_window_of_the_trace(tmp_path: 
     }
     lengths = [turn.ours.lengths for turns in results.values() for turn in turns]
     assert len(set(lengths)) == len(lengths), "requests that no contender has seen"
-
-
-class Logged(ScriptedServer):
-    """Writes its name and the number of requests to a file whenever it serves."""
-
-    def __init__(self, name: str, log: Path) -> None:
-        super().__init__()
-        self._name, self._log = name, log
-
-    def serve(self, requests: Sequence[PeerRequest], clients: int) -> TurnResult:
-        if requests[-1].arrives_s:
-            with self._log.open("a") as log:
-                log.write(f"{self._name}\n")
-        return super().serve(requests, clients)
-
-
-def test_at_each_load_all_contenders_are_the_first_in_turn(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    windows = windows_of(written(tmp_path / "trace.csv", arrivals(25)), 12, 2)
-    others = {name: partial(Logged, name, log) for name in ("a", "b", "c")}
-    with closing(Contender(PLAIN, partial(Logged, PLAIN, log))) as plain:
-        trace_turns(plain, others, scripted_requests(), windows, (50, 80, 100))
-    firsts = log.read_text().split()[:: 1 + len(others)]
-    for load in range(3):
-        assert len(set(firsts[load::3])) == 4
 
 
 def test_a_trace_that_cannot_be_replayed_is_refused_before_anything_is_loaded(
@@ -117,17 +84,3 @@ def test_a_request_waits_for_its_arrival_and_its_latency_counts_from_it() -> Non
     assert sent_s[1] >= started_s + 0.1
     assert sent_s[2] >= sent_s[1] + 0.2
     assert served.latencies_s[2] >= 0.1
-
-
-def test_latencies_are_compared_with_plain_vllms_in_the_same_turns() -> None:
-    ours = TurnResult((10, 20), (1.0, 3.0), 4.0, 15)
-    plain = TurnResult((10, 20), (2.0, 6.0), 4.0, 30)
-    turns = [PairedTurn(ours, plain, ("code", "prose"))]
-    records = {record.name: record for record in latency_records({("ours", 80): turns}, "trace")}
-    mean = records["trace/ours/80%/latency_mean"]
-    assert (mean.value, mean.reference, mean.ratio) == (2.0, 4.0, 0.5)
-    assert records["trace/ours/80%/latency_p95"].value == pytest.approx(2.9)
-    assert records["trace/ours/80%/latency_per_token_p95"].value == pytest.approx(0.1475)
-    assert records["trace/ours/80%/latency_mean/round1"].value == 0.5
-    assert records["trace/ours/80%/slowest_domain"].value == 2.0
-    assert records["trace/ours/80%/tokens_per_forward"].value == 2.0

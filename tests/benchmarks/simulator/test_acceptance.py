@@ -5,7 +5,6 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.simulator.acceptance import Acceptance, DrafterModel, Draws, synthetic
-from benchmarks.simulator.randomness import BLOCK
 
 REQUESTS = 300
 
@@ -55,39 +54,11 @@ def test_siblings_are_ranked_and_hold_their_shares_of_the_misses() -> None:
     assert (confidences.sum(axis=2) <= 1 + 1e-6).all()
 
 
-def test_requests_differ_by_the_request_share() -> None:
-    def spread(request_share: float) -> float:
-        return float(accepted(draws(synthetic(0.6, request_share=request_share))).mean(1).std())
-
-    independent = np.sqrt(0.6 * 0.4 / BLOCK)
-    assert spread(0.0) < 1.3 * independent
-    assert spread(0.3) > 3 * independent
-
-
 def test_acceptance_drifts_at_first_and_then_settles() -> None:
     """LAPS-SD, Fig. 3: a request's first tokens predict its end less than its middle does."""
     drawn = accepted(draws(synthetic(0.6, request_share=0.2, early_share=0.7, early_tokens=40.0)))
     first, middle, last = (drawn[:, part].mean(1) for part in np.split(np.arange(192), 3))
     assert np.corrcoef(first, last)[0, 1] < np.corrcoef(middle, last)[0, 1] - 0.1
-
-
-def test_neighbouring_positions_correlate_by_the_persistence() -> None:
-    def neighbours(persistence: float) -> float:
-        model = synthetic(0.6, request_share=0.0, persistence=persistence)
-        drawn = confidence(draws(model))
-        return float(np.corrcoef(drawn[:, 1:].ravel(), drawn[:, :-1].ravel())[0, 1])
-
-    assert neighbours(0.0) == pytest.approx(0.0, abs=0.03)
-    assert neighbours(0.6) == pytest.approx(0.6, abs=0.06)
-
-
-def test_drafters_correlate_by_the_agreement() -> None:
-    model = synthetic(0.6, request_share=0.0)
-    for agreement, low, high in ((0.0, -0.03, 0.03), (0.8, 0.6, 0.9)):
-        one, other = (
-            confidence(draws(model, name, agreement)).ravel() for name in ("ssm", "other")
-        )
-        assert low < np.corrcoef(one, other)[0, 1] < high
 
 
 def test_a_lookup_proposes_nothing_at_its_share_of_positions() -> None:

@@ -48,33 +48,26 @@ def target_tokens(request: str, seed: int = 0) -> list[int]:
     return TARGET.block(request, seed, 0).tolist()
 
 
-def test_a_delta_whose_prefix_is_not_held_is_missing_and_other_orders_are_served() -> None:
-    async def main() -> None:
-        host = drafter()
-        known, unknown = Stream("a", PROMPT), Stream("b", PROMPT)
-        unknown.seen = 2
-        answers = await host.draft([known.order(2), unknown.order(2)], None)
-        assert len(tree_of(answers[0])) == 2
-        assert answers[1] == Missing("b", 0, 1, have=0)
-
-    clock.run(main())
+async def test_a_delta_whose_prefix_is_not_held_is_missing_and_other_orders_are_served() -> None:
+    host = drafter()
+    known, unknown = Stream("a", PROMPT), Stream("b", PROMPT)
+    unknown.seen = 2
+    answers = await host.draft([known.order(2), unknown.order(2)], None)
+    assert len(tree_of(answers[0])) == 2
+    assert answers[1] == Missing("b", 0, 1, have=0)
 
 
 @pytest.mark.parametrize(
     ("prompt", "depth", "forwards"),
     [(3, 1, 1), (3, 4, 4), (600, 4, 5), (1100, 0, 3), (1, 0, 0)],
 )
-def test_a_draft_takes_as_many_forwards_as_a_real_one(
+async def test_a_draft_takes_as_many_forwards_as_a_real_one(
     prompt: int, depth: int, forwards: int
 ) -> None:
     """Committed tokens in chunks of 512, the last of which proposes level 1; then one per level.
     For catch-up alone, the last token need not run."""
-
-    async def main() -> float:
-        await drafter().draft([Stream("a", [1] * prompt).order(depth)], None)
-        return asyncio.get_running_loop().time()
-
-    assert clock.run(main()) == forwards
+    await drafter().draft([Stream("a", [1] * prompt).order(depth)], None)
+    assert asyncio.get_running_loop().time() == forwards
 
 
 def test_rows_of_accepted_draft_tokens_are_not_run_again() -> None:
@@ -94,29 +87,11 @@ def test_rows_of_accepted_draft_tokens_are_not_run_again() -> None:
     assert clock.run(main(accepted=3)) == 2  # and the deepest level, which was proposed, not run
 
 
-def test_requests_in_a_batch_are_drafted_to_their_own_depths() -> None:
-    async def main() -> tuple[list[int], float]:
-        orders = [Stream("a", PROMPT).order(1), Stream("b", PROMPT).order(4)]
-        answers = await drafter(LinearCost(0.0, 1.0, 10.0)).draft(orders, None)
-        return [len(tree_of(one)) for one in answers], asyncio.get_running_loop().time()
-
-    sizes, seconds = clock.run(main())
-    assert sizes == [1, 4]
-    assert seconds == (10 + 6) + 3 * (10 + 1)
-
-
-def test_calls_are_served_one_at_a_time() -> None:
-    async def main() -> list[float]:
-        host, ends = drafter(), []
-
-        async def call(name: str) -> None:
-            await host.draft([Stream(name, PROMPT).order(2)], None)
-            ends.append(asyncio.get_running_loop().time())
-
-        await asyncio.gather(call("a"), call("b"))
-        return ends
-
-    assert clock.run(main()) == [2.0, 4.0]
+async def test_requests_in_a_batch_are_drafted_to_their_own_depths() -> None:
+    orders = [Stream("a", PROMPT).order(1), Stream("b", PROMPT).order(4)]
+    answers = await drafter(LinearCost(0.0, 1.0, 10.0)).draft(orders, None)
+    assert [len(tree_of(one)) for one in answers] == [1, 4]
+    assert asyncio.get_running_loop().time() == (10 + 6) + 3 * (10 + 1)
 
 
 @dataclass
@@ -156,23 +131,12 @@ def test_a_rule_stops_each_request_at_its_level(width: int) -> None:
         assert frontier[-1] == pytest.approx(path[second.depth == depth].tolist())
 
 
-def test_a_rule_may_stop_a_draft_before_its_first_level() -> None:
-    async def main() -> tuple[int, float]:
-        (answer,) = await drafter().draft([Stream("a", PROMPT).order(5)], _DepthRule({"a": 0}))
-        return len(tree_of(answer)), asyncio.get_running_loop().time()
-
-    assert clock.run(main()) == (0, 1.0)  # the prompt is read up to its last token
-
-
-def test_trees_are_well_formed_and_hold_the_first_choice() -> None:
-    async def main() -> list[DraftTree]:
-        trees = []
-        for width in (1, 2, 4):
-            (answer,) = await drafter().draft([Stream("a", PROMPT).order(4, width)], None)
-            trees.append(tree_of(answer))
-        return trees
-
-    chain, *wider = clock.run(main())
+async def test_trees_are_well_formed_and_hold_the_first_choice() -> None:
+    trees = []
+    for width in (1, 2, 4):
+        (answer,) = await drafter().draft([Stream("a", PROMPT).order(4, width)], None)
+        trees.append(tree_of(answer))
+    chain, *wider = trees
     assert chain.is_chain
     for width, tree in zip((2, 4), wider, strict=True):
         rebuilt = DraftTree.build(tree.tokens, tree.parents, tree.confidence)
@@ -181,111 +145,62 @@ def test_trees_are_well_formed_and_hold_the_first_choice() -> None:
         assert tree.follow(chain.tokens.tolist()[:1])
 
 
-def test_wider_trees_hold_more_of_the_targets_tokens() -> None:
-    async def accepted(width: int) -> int:
-        host = SimulatedDrafter(
-            "ssm",
-            None,
-            TARGET,
-            Acceptance({("", "ssm"): synthetic(0.5)}),
-            {str(seed): "" for seed in range(300)},
-        )
-        orders = [Stream(str(seed), PROMPT, seed=seed).order(3, width) for seed in range(300)]
-        answers = await host.draft(orders, None)
-        return sum(
-            len(tree_of(answer).follow(target_tokens(str(seed), seed)))
-            for seed, answer in enumerate(answers)
-        )
-
-    narrow, wide = clock.run(accepted(1)), clock.run(accepted(4))
-    assert wide > 1.2 * narrow
-
-
-def test_matched_are_the_tokens_that_the_drafter_would_have_drafted() -> None:
+async def test_matched_are_the_tokens_that_the_drafter_would_have_drafted() -> None:
     """Counterfactual scores agree with drafts made at every position."""
-
-    async def main() -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-        output = target_tokens("a")[:40]
-        stream = Stream("a", PROMPT)
-        stream.committed.extend(output)
-        prefix = stream.prefix()
-        (answer,) = await drafter().draft([DraftOrder(prefix, depth=0, score=True)], None)
-        assert isinstance(answer, Draft)
-        drafted = []
-        for position, token in enumerate(output):
-            other = Stream("a", PROMPT)
-            other.committed.extend(output[:position])
-            (draft,) = await drafter().draft([other.order(1)], None)
-            drafted.append(tree_of(draft).tokens.tolist() == [token])
-        return answer.matched, tuple(drafted)
-
-    matched, drafted = clock.run(main())
-    assert matched == drafted
-    assert {True, False} == set(matched)
+    output = target_tokens("a")[:40]
+    stream = Stream("a", PROMPT)
+    stream.committed.extend(output)
+    prefix = stream.prefix()
+    (answer,) = await drafter().draft([DraftOrder(prefix, depth=0, score=True)], None)
+    assert isinstance(answer, Draft)
+    drafted = []
+    for position, token in enumerate(output):
+        other = Stream("a", PROMPT)
+        other.committed.extend(output[:position])
+        (draft,) = await drafter().draft([other.order(1)], None)
+        drafted.append(tree_of(draft).tokens.tolist() == [token])
+    assert list(answer.matched) == drafted
+    assert {True, False} == set(drafted)
 
 
-def test_matched_covers_only_new_output() -> None:
-    async def main() -> int:
-        host, stream = drafter(), Stream("a", PROMPT)
-        stream.committed.extend(target_tokens("a")[:4])
-        await host.draft([stream.order(0)], None)
-        stream.committed.extend(target_tokens("a")[4:10])
-        (answer,) = await host.draft([DraftOrder(stream.prefix(), 0, score=True)], None)
-        assert isinstance(answer, Draft)
-        return len(answer.matched)
-
-    assert clock.run(main()) == 6
-
-
-def test_a_request_may_be_forgotten_during_the_transport_of_its_answer() -> None:
-    async def main() -> int:
-        host, stream = drafter(transport_s=1.0), Stream("a", PROMPT)
-        stream.committed.extend(target_tokens("a")[:4])
-        reading = asyncio.create_task(
-            host.draft([DraftOrder(stream.prefix(), depth=0, score=True)], None)
-        )
-        await asyncio.sleep(1.5)
-        await host.forget(["a"])
-        (answer,) = await reading
-        assert isinstance(answer, Draft)
-        return len(answer.matched)
-
-    assert clock.run(main()) == 4
+async def test_a_request_may_be_forgotten_during_the_transport_of_its_answer() -> None:
+    host, stream = drafter(transport_s=1.0), Stream("a", PROMPT)
+    stream.committed.extend(target_tokens("a")[:4])
+    reading = asyncio.create_task(
+        host.draft([DraftOrder(stream.prefix(), depth=0, score=True)], None)
+    )
+    await asyncio.sleep(1.5)
+    await host.forget(["a"])
+    (answer,) = await reading
+    assert isinstance(answer, Draft)
+    assert len(answer.matched) == 4
 
 
-def test_a_lookup_drafter_may_propose_nothing_and_takes_no_time() -> None:
+async def test_a_lookup_drafter_may_propose_nothing_and_takes_no_time() -> None:
     silent = DrafterModel((0.5, 0.9), (0.5, 0.9), silent=0.5)
-
-    async def main() -> tuple[int, float]:
-        host = SimulatedDrafter(
-            "ssm",
-            None,
-            TARGET,
-            Acceptance({("", "ssm"): silent}),
-            {str(seed): "" for seed in range(400)},
-        )
-        orders = [Stream(str(seed), PROMPT, seed=seed).order(4) for seed in range(400)]
-        empty = [len(tree_of(one)) == 0 for one in await host.draft(orders, None)]
-        return sum(empty), asyncio.get_running_loop().time()
-
-    empty, seconds = clock.run(main())
-    assert 160 < empty < 240
-    assert seconds == 0.0
+    host = SimulatedDrafter(
+        "ssm",
+        None,
+        TARGET,
+        Acceptance({("", "ssm"): silent}),
+        {str(seed): "" for seed in range(400)},
+    )
+    orders = [Stream(str(seed), PROMPT, seed=seed).order(4) for seed in range(400)]
+    empty = [len(tree_of(one)) == 0 for one in await host.draft(orders, None)]
+    assert 160 < sum(empty) < 240
+    assert asyncio.get_running_loop().time() == 0.0
 
 
-def test_a_drafter_that_dies_loses_its_state_and_recovers() -> None:
-    async def main() -> None:
-        now = asyncio.get_running_loop().time
-        host, stream = drafter(faults=Faults((1.5,), recovery_s=2.0)), Stream("a", PROMPT)
-        with pytest.raises(HostLost):
-            await host.draft([stream.order(4)], None)
-        assert now() == 1.5
-        with pytest.raises(HostLost):
-            await host.forget(["a"])
-        await host.recover()
-        assert now() == 3.5
-        stream.committed.extend([1])
-        (answer,) = await host.draft([stream.order(1)], None)
-        assert answer == Missing("a", 0, 2, have=0)
-
-    clock.run(main())
+async def test_a_drafter_that_dies_loses_its_state_and_recovers() -> None:
+    now = asyncio.get_running_loop().time
+    host, stream = drafter(faults=Faults((1.5,), recovery_s=2.0)), Stream("a", PROMPT)
+    with pytest.raises(HostLost):
+        await host.draft([stream.order(4)], None)
+    assert now() == 1.5
+    with pytest.raises(HostLost):
+        await host.forget(["a"])
+    await host.recover()
+    assert now() == 3.5
+    stream.committed.extend([1])
+    (answer,) = await host.draft([stream.order(1)], None)
+    assert answer == Missing("a", 0, 2, have=0)

@@ -7,9 +7,6 @@ from benchmarks.simulator.hardware import (
     L20,
     LLAMA_7B,
     LLAMA_31_70B,
-    LLAMA_32_1B,
-    LLAMA_68M,
-    V100,
     kv_tokens,
     roofline,
     swap_s_per_token,
@@ -28,16 +25,6 @@ def test_a_token_is_nearly_free_below_the_knee_and_costs_arithmetic_above_it() -
     above = cost.predict(0, 3 * cost.knee) - cost.predict(0, 2 * cost.knee)
     assert below < 0.01 * cost.predict(0, 1)
     assert above == pytest.approx(2 * 6.74e9 * cost.knee / (0.6 * 312e12), rel=0.01)
-
-
-def test_gpus_share_the_weights_and_pay_for_all_reduces() -> None:
-    one, four = roofline(LLAMA_7B, V100).predict(0, 1), roofline(LLAMA_7B, V100, 4).predict(0, 1)
-    assert one / 4 < four < one / 2
-
-
-def test_small_drafters_are_bound_by_launches_not_by_size() -> None:
-    tiny, small = roofline(LLAMA_68M, A100).predict(0, 1), roofline(LLAMA_32_1B, A100).predict(0, 1)
-    assert 5 < small / tiny < 1.24e9 / 68e6
 
 
 def test_kv_gets_the_memory_that_the_weights_leave() -> None:

@@ -1,8 +1,7 @@
-"""`policies.lengths`, from the config to the predictions of a replica's service."""
+"""Output lengths, from the config's schedule to the predictions of a replica's service."""
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,22 +17,14 @@ from policies.request import RequestView
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "lengths", "learned"),
-    [
-        ("lp_sjf", {}, True),
-        ("lp_sjf", {"enabled": False}, False),
-        ("default", {"enabled": True}, True),
-        ("default", {}, False),
-    ],
-)
+@pytest.mark.parametrize(("schedule", "learned"), [("laps_sd", True), ("default", False)])
 def test_lengths_are_predicted_where_they_are_used(
-    schedule: str, lengths: dict[str, Any], learned: bool, tmp_path: Path
+    schedule: str, learned: bool, tmp_path: Path
 ) -> None:
     config = AppConfig.model_validate(
         {
             "target": {"placement": "inline", "dtype": "float32"},
-            "policies": {"schedule": {"name": schedule}, "lengths": lengths},
+            "policies": {"schedule": {"name": schedule}},
         }
     )
 

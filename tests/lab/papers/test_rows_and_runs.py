@@ -1,7 +1,5 @@
 """From a paper's settings to its verdicts: arrivals, rank prompts, runs, and values of rows."""
 
-import json
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,7 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks.simulator.workload import Arrival
-from lab.papers.__main__ import SMOKE, _obstacle, _write, count_lines
+from lab.baselines.catalogue import make_schedule
+from lab.papers.__main__ import SMOKE, _obstacle, count_lines
 from lab.papers.arrivals import arrivals
 from lab.papers.bounds import bounds
 from lab.papers.cells import Cell, cell, settings
@@ -20,8 +19,7 @@ from lab.papers.native import measure_native
 from lab.papers.rank_prompts import PREFIX, PredictedLengths, RankPrompting, with_prompts
 from lab.papers.row import Row, Scalar
 from lab.papers.settings import PAPERS, rows
-from lab.papers.verdicts import Verdict, cells_of, evaluate
-from policies.catalogue import make_schedule
+from lab.papers.verdicts import cells_of, evaluate
 from policies.request import RequestView
 from policies.scheduling.laps_sd import LapsSdParams
 from policies.scheduling.self_ranked import SelfRanked
@@ -86,43 +84,11 @@ def test_argmin_is_the_value_of_the_axis_with_the_lowest_metric() -> None:
     assert verdict.record.ratio == pytest.approx(5 / 6)
 
 
-def test_the_compared_case_may_be_the_best_value_of_an_axis() -> None:
-    name = "laps_sd/fig6/chatbot/10/2_queues_vs_best"
-    measured = {
-        one: {"mean_latency": {2: 3.0, 7: 1.5}.get(queues(one), 4.0)}
-        for one in cells_of("laps_sd", row(name))
-    }
-    assert evaluate("laps_sd", row(name), measured).value == pytest.approx(2.0)
-
-
-def test_shares_count_cases() -> None:
-    name = "specserve/fig9/fixed_5_share_below_plain"
-    measured = {
-        one: {"speed": 0.5 if one.arm == "fixed_5" and one.at["workload"] == "trace_1" else 1.0}
-        for one in cells_of("specserve", row(name))
-    }
-    assert evaluate("specserve", row(name), measured).value == pytest.approx(1 / 3)
-
-
-def test_windows_share_one_run() -> None:
-    name = "laps_sd/fig3/mbpp/range_late_vs_early"
-    cells = cells_of("laps_sd", row(name))
-    assert len(cells) == 1
-    measured = {one: {"rate_range/early": 0.4, "rate_range/late": 0.1} for one in cells}
-    assert evaluate("laps_sd", row(name), measured).value == pytest.approx(0.25)
-
-
 def test_a_ratio_of_zeros_is_1_and_a_ratio_to_zero_is_infinite() -> None:
     name = "adaserve/fig8/llama/4.8/violations_vs_best_fixed_length"
     fixed = {f"spec_{length}": {"violations": 0.0} for length in (4, 6, 8)}
     assert value(name, {"adaserve": {"violations": 0.0}, **fixed}) == 1.0
     assert value(name, {"adaserve": {"violations": 0.1}, **fixed}) == np.inf
-
-
-def test_parts_are_an_axis_of_the_arm_without_a_stopping_rule_only() -> None:
-    name = "spin/fig13/alpaca/heuristic_vs_best"
-    runs = Counter(one.arm for one in cells_of("spin", row(name)))
-    assert runs == {"parts": 10, "spin": 1}
 
 
 def test_rows_share_runs_that_are_equal() -> None:
@@ -227,15 +193,6 @@ def test_the_table_of_claims_in_the_docs_is_what_the_command_prints() -> None:
         assert line in page, line
 
 
-def test_records_of_other_rows_stay_in_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "verdicts.json"
-    name, other = "laps_sd/fig5/mbpp/10/latency_vs_las", "laps_sd/fig5/mbpp/30/latency_vs_las"
-    _write(file, [Verdict(row(name), 0.5), Verdict(row(other), 0.7)])
-    _write(file, [Verdict(row(name), 0.6)])
-    values = {record["name"]: record["value"] for record in json.loads(file.read_text())}
-    assert values == {name: 0.6, other: 0.7}
-
-
 def test_fig_12_runs_on_the_real_engine_whose_decomposed_layout_takes_less_memory() -> None:
     """Memory, because it is the same in every run. The paper's own milliseconds are not ours."""
     rows_of = {one.name: one for one in all_rows("spin") if one.figure == "fig12"}
@@ -256,34 +213,6 @@ def drawn(paper: str, case: Mapping[str, Scalar], seed: int = 0) -> list[Arrival
 
 QWEN: dict[str, Scalar] = {"machine": "qwen", "dataset": "peak", "workload": "fluctuating"}
 FLUCTUATING: dict[str, Scalar] = {"dataset": "equal", "workload": "fluctuating"}
-
-
-def test_each_category_peaks_at_its_time() -> None:
-    requests = [one for seed in range(4) for one in drawn("adaserve", FLUCTUATING, seed)]
-    middle = {
-        domain: np.median([one.at_s for one in requests if one.domain == domain])
-        for domain in ("coding", "chat", "summarising")
-    }
-    assert middle["chat"] < 25 < middle["coding"] < 35 < middle["summarising"]
-
-
-def test_urgent_requests_have_their_share_and_other_categories_equal_parts() -> None:
-    case = {**FLUCTUATING, "urgent": 0.7}
-    requests = [one for seed in range(10) for one in drawn("adaserve", case, seed)]
-    shares = Counter(one.domain for one in requests)
-    assert shares["coding"] / len(requests) == pytest.approx(0.7, abs=0.03)
-    assert shares["chat"] / len(requests) == pytest.approx(0.15, abs=0.03)
-
-
-def test_slo_scale_applies_to_the_slos_that_the_paper_scales() -> None:
-    requests = drawn("adaserve", {**FLUCTUATING, "slo_scale": 0.6})
-    strict = {one.domain: one.slo.tpot_s for one in requests}
-    assert strict["coding"] == pytest.approx(0.6 * 0.02)
-    assert strict["chat"] == 0.05
-    case: dict[str, Scalar] = {"dataset": "mixed", "workload": "trace_3", "slo_scale": 1.4}
-    loose = drawn("specserve", case)[0].slo
-    assert loose.ttft_s == pytest.approx(0.28)
-    assert loose.tpot_s == pytest.approx(0.042)
 
 
 def test_all_arms_get_the_same_requests(tmp_path: Path) -> None:
@@ -367,16 +296,6 @@ def test_srpt_with_true_lengths_beats_every_schedule() -> None:
     srpt = run("laps_sd", "srpt", case)["mean_latency"]
     for arm in ("laps_sd", "lp_sjf", "las", "fcfs", "default"):
         assert srpt <= run("laps_sd", arm, case)["mean_latency"], arm
-
-
-def test_the_machines_max_batch_limits_the_arms() -> None:
-    case: dict[str, Scalar] = {
-        "machine": "one_at_a_time",
-        "dataset": "numinamath",
-        "workload": "twenty",
-    }
-    ready = build_experiment(Cell("self_scheduling", "fcfs", tuple(case.items())), NO_TRACES)
-    assert ready.limits.max_batch == 1
 
 
 def test_a_run_ends_when_its_metrics_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:

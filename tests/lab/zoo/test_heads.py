@@ -20,7 +20,6 @@ from lab.zoo.head_model import TrainedHead
 from lab.zoo.head_training import (
     DEPTH,
     Acceptance,
-    acceptance,
     accepted_tokens,
     loss_of,
     reduced_vocabulary,
@@ -157,26 +156,6 @@ def test_states_are_the_targets_and_padding_changes_none(target: LlamaForCausalL
         assert torch.allclose(text.last.float(), alone.last.float(), rtol=1e-2, atol=1e-2)
 
 
-def test_padding_changes_no_lesson(target: LlamaForCausalLM, head: TrainedHead) -> None:
-    short, long = texts(target, 2)[0], texts(target, 3, 40)[2]
-    rows = teach(target, head, [short, long])
-    one = teach(target, head, [short])
-    count = len(short)
-    assert torch.allclose(rows.probabilities[0, :count], one.probabilities[0], atol=1e-5)
-    assert torch.equal(rows.weights[0, :count], one.weights[0])
-    assert rows.weights[0, count:].sum() == 0
-    assert acceptance(target, head, [short, long]).tokens_per_forward >= 1
-
-
-def test_tokens_outside_the_vocabulary_teach_nothing(target: LlamaForCausalLM) -> None:
-    few = TrainedHead(target, torch.arange(3))
-    answers = texts(target, 1)
-    taught = teach(target, few, answers)
-    outside = ~torch.isin(answers[0].choices, few.target_ids)
-    assert outside.any()
-    assert (taught.weights[0, 1:][outside[:-1]] == 0).all()
-
-
 def test_acceptance_is_counted_as_a_greedy_chain_would_be() -> None:
     text = Conversation((0, 1, 2, 3, 4, 5, 6, 7), 2, True)
     chosen = np.full((8, DEPTH), -1)
@@ -226,18 +205,6 @@ def test_training_lowers_the_loss_and_goes_on_where_it_stopped(
         assert torch.allclose(weight, resumed.state_dict()[name], atol=1e-5), name
     with pytest.raises(ValueError, match="other texts"):
         train_head(target, texts(target, 7, 30), {}, 1, tmp_path / "parts", "head")
-
-
-def test_training_begins_with_a_saved_head_of_another_vocabulary(
-    target: LlamaForCausalLM, head: TrainedHead, tmp_path: Path
-) -> None:
-    head.save(tmp_path, DEPTH, "target", output_matrix=False)
-    begun = TrainedHead(target, torch.arange(REDUCED + 5))
-    begun.load(tmp_path)
-    for name, weight in head.named_parameters():
-        if weight.requires_grad:
-            assert torch.equal(begun.get_parameter(name), weight.bfloat16().float()), name
-    assert len(begun.lm_head.weight) == REDUCED + 5
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from policies.estimates.acceptance import (
     estimate,
     level_accepted,
 )
-from policies.pooling import Statistics, scaled
+from policies.pooling import Statistics
 from policies.protocols import DraftPlan, LaneBatch, RoundContext
 from policies.request import LaneView, RequestView
 from policies.speculation.planner.policy import Planner, PlannerParams
@@ -182,24 +182,6 @@ def test_what_lookup_had_proposed_is_not_added_by_the_lane_that_reads_it() -> No
     assert of(estimates, "ssm").added == pytest.approx(0.25, abs=0.05)
 
 
-def test_a_lane_that_looked_bad_drafts_again_after_it_has_caught_up() -> None:
-    """Without a single draft of its own."""
-    planner, request = Planner(PlannerParams(max_width=1)), view("r")
-    context = round_context()
-    bad = merged(request, ("ssm", DraftTree.chain([3], [0.02])))
-    for number in range(60):
-        selected(planner, [bad], context, float(number))
-
-    def begins() -> bool:
-        plans = [plan_alone(planner, [request], "ssm", context, 99.0) for _ in range(13)]
-        return any(plan.limits[0].depth for plan in plans)
-
-    assert not begins()
-    for _ in range(3):
-        context.acceptance.observe_read("r", "ssm", [True] * 20, [False] * 20)
-    assert begins()
-
-
 def test_own_evidence_outweighs_that_of_all_others_after_a_few_rounds_and_follows_changes() -> None:
     estimates = new_estimates()
     estimates.rows(["other"])
@@ -257,7 +239,8 @@ def test_what_others_have_seen_is_not_exported() -> None:
 
 def test_a_replica_weighs_its_own_requests_however_many_others_there_are() -> None:
     estimates = taught(("ssm", DraftTree.chain([1], [0.9])))
-    estimates.pool(scaled(exported(0.1), 1e6))
+    of_others = {name: [1e6 * value for value in vector] for name, vector in exported(0.1).items()}
+    estimates.pool(of_others)
     assert of_lane(estimates, "ssm") > 0.3
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau
 
-from policies.estimates.output_lengths import LearnedLengths, LearnedLengthsParams
+from policies.estimates.output_lengths import MOST_GROUPS, REMEMBERED, LearnedLengths
 from policies.request import RequestView, Slo
 
 NO_SLO = Slo()
@@ -18,8 +18,8 @@ def request(
     )
 
 
-def learned(*finished: RequestView, **params: float) -> LearnedLengths:
-    lengths = LearnedLengths(LearnedLengthsParams(**params))  # type: ignore[arg-type]
+def learned(*finished: RequestView) -> LearnedLengths:
+    lengths = LearnedLengths()
     for one in finished:
         lengths.finished(one)
     return lengths
@@ -62,18 +62,13 @@ def test_tokens_so_far_leave_only_those_that_became_longer() -> None:
     assert lengths.predict(request(generated=21, most=250)) == 250
 
 
-def test_it_follows_what_changes() -> None:
-    lengths = learned(*[request(generated=20)] * 500, *[request(generated=200)] * 64)
-    assert lengths.predict(request()) == pytest.approx(200)
-
-
 def test_memory_is_bounded() -> None:
-    lengths = learned(groups=10, remembered=5)
+    lengths = learned()
     for number in range(1000):
         lengths.finished(request(tenant=str(number), generated=number + 1))
     held = lengths._lengths
-    assert len(held) <= 10
-    assert max(map(len, held.values())) == 5
+    assert len(held) <= MOST_GROUPS
+    assert max(map(len, held.values())) == REMEMBERED
 
 
 def test_where_answers_follow_prompts_the_order_is_nearly_right() -> None:
@@ -86,9 +81,3 @@ def test_where_answers_follow_prompts_the_order_is_nearly_right() -> None:
         lengths.finished(request(prompt, generated=length))
     known = [(p, t) for p, t in zip(predicted, true.tolist(), strict=True) if p is not None]
     assert kendalltau(*zip(*known, strict=True)).statistic > 0.6
-
-
-@pytest.mark.parametrize("wrong", [{"least": 0}, {"groups": 0}, {"prior": 0.0}])
-def test_wrong_parameters_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        LearnedLengthsParams(**wrong)  # type: ignore[arg-type]

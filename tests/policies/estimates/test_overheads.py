@@ -63,12 +63,6 @@ def test_noisy_forwards_are_not_mistaken_for_handling() -> None:
     assert worst_s < FORWARD_S / 10
 
 
-def test_a_single_pause_of_the_process_changes_little() -> None:
-    overheads = learned((0.0005, True, {"lane"}))
-    overheads.learn(30.0, FORWARD_S, True, {"lane"})
-    assert overheads.drafting_extra_s + overheads.call_extra_s("lane") < 0.001
-
-
 def test_learned_overheads_decay_while_no_lane_drafts() -> None:
     overheads = learned((0.004, True, set()), (0.006, True, {"lane"}), times=100)
     assert overheads.call_extra_s("lane") > 0.001

@@ -4,20 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.request import RequestView, RoundOutcome, Slo
-from policies.scheduling.baselines import fcfs, lp_sjf
+from lab.baselines.scheduling import lp_sjf
+from policies.request import RequestView, RoundOutcome, Slo, expected_len
 from policies.scheduling.default import DefaultSchedule, DefaultScheduleParams
+from policies.scheduling.fcfs import fcfs
 from tests.policies.scheduling.server import Job, Served, serve
-from tests.policies.scheduling.workload import mixed_jobs
+from tests.policies.scheduling.workload import mixed_jobs, view
 
 PARAMS = DefaultScheduleParams(urgent_s=0.2, hold_s=0.5, token_s=0.1)
-
-
-def view(name: str, arrival_s: float = 0.0, **fields: object) -> RequestView:
-    request = RequestView(name, arrival_s, prompt_len=10, max_tokens=1000)
-    for field, value in fields.items():
-        setattr(request, field, value)
-    return request
 
 
 def order(now: float, *requests: RequestView, running: tuple[str, ...] = ()) -> list[str]:
@@ -25,6 +19,23 @@ def order(now: float, *requests: RequestView, running: tuple[str, ...] = ()) -> 
     for request in requests:
         schedule.arrive(request, request.arrival_s)
     return schedule.pick(requests, running, len(requests), now)
+
+
+def test_fcfs_runs_in_the_order_of_arrival_and_never_preempts() -> None:
+    jobs = [Job("a", 0.0, 30), Job("b", 0.1, 3), Job("c", 0.2, 3)]
+    served = serve(fcfs(), jobs)
+    assert list(served.finish_s) == ["a", "b", "c"]
+    assert served.preemptions == 0
+
+
+@pytest.mark.parametrize(
+    ("generated", "expected"), [(0, 10.0), (9, 10.0), (10, 12.5), (13, 15.625), (99, 100.0)]
+)
+def test_an_exceeded_prediction_is_raised_up_to_max_tokens(generated: int, expected: float) -> None:
+    assert (
+        expected_len(view("a", predicted_len=10.0, generated=generated, max_tokens=100)) == expected
+    )
+    assert expected_len(view("a")) is None
 
 
 @settings(deadline=None, derandomize=True)

@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.baselines.scheduling import Las, lp_sjf
 from policies.protocols import Schedule
-from policies.request import RequestView, RoundOutcome, Slo
-from policies.scheduling.baselines import Las, fcfs, lp_sjf
+from policies.request import RoundOutcome, Slo
 from policies.scheduling.default import DefaultSchedule
 from policies.scheduling.fairness import FairnessParams, FairSchedule
+from policies.scheduling.fcfs import fcfs
 from policies.scheduling.laps_sd import LapsSd
 from policies.scheduling.self_ranked import SelfRanked
 from tests.policies.scheduling.server import Job, Served, serve
+from tests.policies.scheduling.workload import view
 
 SCHEDULES: dict[str, Callable[[], Schedule]] = {
     "fcfs": fcfs,
@@ -98,7 +100,7 @@ def test_turns_take_only_their_share_of_the_slots() -> None:
     """Under overload all requests starve, and the inner schedule still decides three slots of
     four."""
     schedule = FairSchedule(lp_sjf(), FairnessParams(starve_after_s=1.0, turn_share=0.25))
-    requests = [request(f"{i}", predicted_len=100.0 - i) for i in range(10)]
+    requests = [view(f"{i}", predicted_len=100.0 - i) for i in range(10)]
     for each in requests:
         schedule.arrive(each, 0.0)
     for now in (0.0, 0.99):
@@ -114,7 +116,7 @@ def test_turns_take_only_their_share_of_the_slots() -> None:
 
 def test_a_turn_lasts_from_its_first_step() -> None:
     schedule = FairSchedule(fcfs(), FairnessParams(starve_after_s=1.0, turn_s=0.5))
-    both = [request("high", priority=1), request("low")]
+    both = [view("high", priority=1), view("low")]
     for each in both:
         schedule.arrive(each, 0.0)
     assert schedule.pick(both, [], 1, 0.0) == ["high"]
@@ -128,7 +130,7 @@ def test_a_turn_lasts_from_its_first_step() -> None:
 def test_a_request_held_back_by_the_coordinator_does_not_count_as_waiting() -> None:
     """The coordinator holds it back while its client reads slowly; that time earns no turn."""
     schedule = FairSchedule(lp_sjf(), FairnessParams(starve_after_s=1.0))
-    paused, other = request("paused", predicted_len=9.0), request("other", predicted_len=1.0)
+    paused, other = view("paused", predicted_len=9.0), view("other", predicted_len=1.0)
     for each in (paused, other):
         schedule.arrive(each, 0.0)
     schedule.pick([paused, other], ["other"], 1, 0.0)
@@ -140,13 +142,6 @@ def test_a_request_held_back_by_the_coordinator_does_not_count_as_waiting() -> N
 # Priorities and tenants
 
 
-def request(name: str, arrival_s: float = 0.0, **fields: object) -> RequestView:
-    view = RequestView(name, arrival_s, prompt_len=10, max_tokens=1000)
-    for field, value in fields.items():
-        setattr(view, field, value)
-    return view
-
-
 @each_schedule
 @settings(deadline=None, derandomize=True)
 @given(
@@ -156,15 +151,15 @@ def test_higher_priorities_go_first_and_each_keeps_the_inner_order(
     make: Callable[[], Schedule], requests: list[tuple[int, float]]
 ) -> None:
     views = [
-        request(f"{i}", priority=priority, predicted_len=length)
+        view(f"{i}", priority=priority, predicted_len=length)
         for i, (priority, length) in enumerate(requests)
     ]
     inner, outer = make(), FairSchedule(make())
-    for view in views:
-        inner.arrive(view, 0.0)
-        outer.arrive(view, 0.0)
+    for each in views:
+        inner.arrive(each, 0.0)
+        outer.arrive(each, 0.0)
     alone = inner.pick(views, [], len(views), 0.0)
-    priorities = {view.name: -view.priority for view in views}
+    priorities = {each.name: -each.priority for each in views}
     assert outer.pick(views, [], len(views), 0.0) == sorted(alone, key=priorities.__getitem__)
 
 
@@ -185,7 +180,7 @@ def test_two_tenants_get_equal_slots_however_many_requests_each_has(
 
 def test_a_turn_counts_as_a_slot_of_its_tenant() -> None:
     schedule = FairSchedule(fcfs(), FairnessParams(starve_after_s=1.0))
-    requests = [request(name, tenant=name[0], priority=name == "a2") for name in ("a1", "a2", "b1")]
+    requests = [view(name, tenant=name[0], priority=name == "a2") for name in ("a1", "a2", "b1")]
     for each in requests:
         schedule.arrive(each, 0.0)
     schedule.pick(requests, [], 1, 0.0)
@@ -198,8 +193,8 @@ def test_a_turn_counts_as_a_slot_of_its_tenant() -> None:
 def test_a_tenant_that_lacked_nothing_cannot_stop_one_that_used_the_rest() -> None:
     """For an hour the modest one has a single request, which always runs; then it floods."""
     schedule = FairSchedule(fcfs(), FairnessParams(starve_after_s=math.inf))
-    requests = [request(f"busy{i:02}", tenant="busy") for i in range(30)]
-    requests.append(request("modest", tenant="modest"))
+    requests = [view(f"busy{i:02}", tenant="busy") for i in range(30)]
+    requests.append(view("modest", tenant="modest"))
     now, running = 0.0, list[str]()
 
     def serve_for(seconds: int) -> Counter[str]:
@@ -216,7 +211,7 @@ def test_a_tenant_that_lacked_nothing_cannot_stop_one_that_used_the_rest() -> No
     for each in requests:
         schedule.arrive(each, now)
     assert serve_for(3600)["mode"] == 3600
-    flood = [request(f"mode{i:02}", now, tenant="modest") for i in range(60)]
+    flood = [view(f"mode{i:02}", now, tenant="modest") for i in range(60)]
     for each in flood:
         schedule.arrive(each, now)
     requests += flood
@@ -225,8 +220,8 @@ def test_a_tenant_that_lacked_nothing_cannot_stop_one_that_used_the_rest() -> No
 
 def test_requests_that_are_cancelled_before_their_first_token_cost_their_tenant_slot_time() -> None:
     schedule = FairSchedule(fcfs(), FairnessParams(starve_after_s=math.inf))
-    honest = [request(f"a{i}", tenant="a") for i in range(2)]
-    others = [request(f"b{i}", tenant="b") for i in range(4)]
+    honest = [view(f"a{i}", tenant="a") for i in range(2)]
+    others = [view(f"b{i}", tenant="b") for i in range(4)]
     for each in (*honest, *others):
         schedule.arrive(each, 0.0)
     running, ran = list[str](), Counter[str]()
@@ -243,15 +238,15 @@ def test_requests_that_are_cancelled_before_their_first_token_cost_their_tenant_
                 schedule.forget(each.name)
                 others.remove(each)
                 running.remove(each.name)
-                others.append(request(f"b{second}{each.name}", now, tenant="b"))
+                others.append(view(f"b{second}{each.name}", now, tenant="b"))
                 schedule.arrive(others[-1], now)
     assert ran["a"] > 0.4 * ran.total()
 
 
 def test_no_tenant_stops_others_by_an_slo_out_of_reach() -> None:
     schedule = FairSchedule(fcfs())
-    late = request("late", tenant="a", slo=Slo(tpot_s=1e-6))
-    others = [request(f"b{i}", 1.0, tenant="b") for i in range(3)]
+    late = view("late", tenant="a", slo=Slo(tpot_s=1e-6))
+    others = [view(f"b{i}", 1.0, tenant="b") for i in range(3)]
     for each in (late, *others):
         schedule.arrive(each, 1.0)
     late.first_token_s, late.generated = 0.1, 5
@@ -268,7 +263,7 @@ def test_tenants_do_not_swap_in_every_round() -> None:
 def test_a_returning_tenant_starts_level_with_the_least_served() -> None:
     """Neither its absence nor its past service counts: tenants without requests are forgotten."""
     schedule = FairSchedule(fcfs(), FairnessParams(tenant_slack_s=0.1))
-    busy, guest = request("busy", tenant="busy"), request("guest", 1.0, tenant="guest")
+    busy, guest = view("busy", tenant="busy"), view("guest", 1.0, tenant="guest")
     schedule.arrive(busy, 0.0)
     schedule.observe([RoundOutcome("busy", None, 0, 0, 0, 1, seconds=100.0)], 100.0)
     schedule.arrive(guest, 100.0)

@@ -2,7 +2,15 @@
 
 import numpy as np
 
+from policies.request import RequestView
 from tests.policies.scheduling.server import Job
+
+
+def view(name: str, arrival_s: float = 0.0, **fields: object) -> RequestView:
+    request = RequestView(name, arrival_s, prompt_len=10, max_tokens=1000)
+    for field, value in fields.items():
+        setattr(request, field, value)
+    return request
 
 
 def mixed_jobs(

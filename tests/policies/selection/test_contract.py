@@ -9,15 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.baselines.selection import EpsilonGreedy, Greedy, SpinEpsilonGreedyParams
 from lab.studies.selection_oracle import OracleSelection
 from policies.protocols import Selection
 from policies.request import LaneView
-from policies.selection.baselines import (
-    EpsilonGreedy,
-    Fixed,
-    Greedy,
-    SpinEpsilonGreedyParams,
-)
+from policies.selection.fixed import Fixed
 from policies.selection.hedge import Hedge
 from policies.selection.lbss import Lbss
 from tests.policies.selection.play import lane, outcome, request, requests, round_context, slot

@@ -116,13 +116,6 @@ def test_a_new_request_starts_on_the_best_drafter_of_earlier_requests() -> None:
         assert rounds.assign(requests("new")) == {"new": better}
 
 
-def test_lanes_of_one_drafter_share_its_evidence() -> None:
-    lanes = [LaneView("new a", "a", 4), LaneView("new b", "b", 4)]
-    rounds = Rounds(lanes, round_context([*AB, *lanes]))
-    rounds.serve_before(a=0.3, b=0.7)
-    assert rounds.assign(requests("new")) == {"new": "new b"}
-
-
 def test_every_drafter_is_tried_that_is_not_known_to_be_worse() -> None:
     rounds = Rounds([lane(name, 40) for name in "abcd"])
     tried: set[str | None] = set()

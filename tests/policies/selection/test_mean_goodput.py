@@ -34,6 +34,6 @@ def test_each_lane_has_a_column_with_its_drafters_estimates() -> None:
 def test_statistics_of_another_version_are_left_out() -> None:
     goodput = MeanGoodput()
     goodput.observe("r", "x", 10.0)
-    goodput.pool({"drafter/x": [90.0, 3.0, 3.0], "drafter/y": [5.0, 1.0], "drafter/z": [1.0] * 36})
+    goodput.pool({"x": [90.0, 3.0], "y": [5.0], "z": [1.0] * 36})
     assert goodput.estimate("new", "x") == 25.0
     assert goodput.estimate("new", "y") == goodput.estimate("new", "z") == 25.0  # of all drafters

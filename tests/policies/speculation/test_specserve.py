@@ -117,11 +117,6 @@ def test_deviation_predicts_this_step_s_acceptance_times_the_mean() -> None:
     assert rule(1, ["a"], [np.array([0.01], np.float32)]) == [False]
     rule(0, ["a"], [np.array([], np.float32)])
     assert rule(1, ["a"], [np.array([0.9], np.float32)]) == [True]
-    printed = SpecServe(SpecServeParams(initial_confidence=0.9, bare_mean=True))
-    rule = plan_alone(printed, [view("a")], "lane", round_context(), 0.0).rule
-    assert rule is not None
-    rule(0, ["a"], [np.array([], np.float32)])
-    assert rule(1, ["a"], [np.array([0.01], np.float32)]) == [True]
 
 
 def test_one_decision_for_the_batch() -> None:

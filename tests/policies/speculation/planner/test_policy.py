@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from policies.cost import LinearCost, RooflineCost
 from policies.estimates.calibration import Calibration
-from policies.protocols import DraftLimit, FirstTokens, Mask, RoundContext
+from policies.protocols import FirstTokens, Mask, RoundContext
 from policies.request import RequestView
 from policies.speculation.planner.policy import Planner, PlannerParams
 from policies.speculation.planner.step_rule import PlannerStepRule
@@ -302,14 +302,6 @@ def test_drafts_as_long_as_it_is_confident() -> None:
     assert rule(2, ["a"], [level(0.02)]) == [False]
 
 
-def test_a_rule_called_at_depth_0_starts_anew() -> None:
-    rule = rule_for(round_context())
-    for _ in range(2):
-        assert rule(0, ["a"], [level()]) == [True]
-        assert rule(1, ["a"], [level(0.95)]) == [True]
-        assert rule(2, ["a"], [level(0.02)]) == [False]
-
-
 def test_each_request_stops_independently() -> None:
     planner = Planner(PlannerParams(max_width=1))
     plan = plan_alone(planner, [view("a"), view("b")], "lane", round_context(), 0.0)
@@ -357,18 +349,6 @@ def test_drafting_stops_where_the_verifier_has_no_room() -> None:
     assert plan_alone(Planner(), batch, "lane", round_context(most_tokens=4), 0.0).rule is None
 
 
-def test_no_knee_ends_drafts_that_pay() -> None:
-    """AdaServe's budgets are not the planner's: it knows what each token costs."""
-    batch, steep = batch_of(8), LinearCost(0.0, 1e-3, 10e-3)
-
-    def plans(context: RoundContext) -> list[DraftLimit]:
-        return list(plan_alone(Planner(), batch, "lane", context, 0.0).limits)
-
-    context = round_context(verify=steep)
-    assert any(limit.depth for limit in plans(context))
-    assert plans(context._replace(verify_budget=8, draft_budgets={"lane": 1})) == plans(context)
-
-
 def test_no_request_drafts_beyond_its_output() -> None:
     batch = [view("a", generated=97, max_tokens=100), view("b", generated=99, max_tokens=100)]
     plan = plan_alone(Planner(), batch, "lane", round_context(), 0.0)
@@ -414,20 +394,6 @@ def test_a_lane_that_looked_bad_drafts_again_when_catching_up_shows_that_it_has_
             context.acceptance.observe_read(one.name, "lane", [True] * 20, [False] * 20)
     good = play(planner, batch, lambda request, number: 0.9, context, 50)
     assert min(good.drafted.values()) >= 50
-
-
-def test_the_same_rounds_give_the_same_plan() -> None:
-    one, other = (
-        play(
-            Planner(),
-            batch_of(8),
-            mixed,
-            round_context(verify=GPU, draft=GPU_DRAFT, most_tokens=64),
-            50,
-        )
-        for _ in range(2)
-    )
-    assert one == other
 
 
 @SEEDED

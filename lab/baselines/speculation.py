@@ -1,14 +1,14 @@
-"""Baselines: no speculation, a fixed draft length, a confidence threshold, and the static trees and
-equal shares that papers compare with."""
+"""A confidence threshold, and the static trees and equal shares that papers compare with."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
 from policies.speculation.adaserve import TreeShape
+from policies.speculation.fixed import Fixed, FixedParams
 from policies.speculation.forest import (
     Forest,
     Ints,
@@ -19,72 +19,21 @@ from policies.speculation.forest import (
 )
 
 
-def all_that_fit(candidates: Candidates, context: RoundContext) -> Mask:
-    """All drafted nodes; if one forward cannot take them all, the shallow ones first."""
-    room, nodes = draft_room(len(candidates), context), len(candidates.trees.tokens)
-    if nodes <= room:
-        return np.ones(nodes, np.bool_)
-    forest = forest_of(candidates.trees)
-    return forest.mask(forest.shallow_first()[:room])
-
-
-class Off:
-    """Plain decoding."""
-
-    def plan(
-        self, batches: Sequence[LaneBatch], context: RoundContext, now: float
-    ) -> list[DraftPlan]:
-        return [DraftPlan.plain(batch) for batch in batches]
-
-    def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
-        return np.zeros(len(candidates.trees.tokens), np.bool_)
-
-
-@dataclass(frozen=True, slots=True)
-class FixedParams:
-    length: int = 4
-    """Draft tokens per request and round (SpecServe and AdaServe compare with 1, 3 and 5)."""
-
-
-class Fixed:
-    """Vanilla speculative decoding: chains of the same length for all requests."""
-
-    def __init__(self, params: FixedParams | None = None) -> None:
-        self._params = params or FixedParams()
-
-    def plan(
-        self, batches: Sequence[LaneBatch], context: RoundContext, now: float
-    ) -> list[DraftPlan]:
-        length = self._params.length
-        return [
-            DraftPlan(
-                [DraftLimit(min(length, draft_tokens_left(request))) for request in batch.requests]
-            )
-            for batch in batches
-        ]
-
-    def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
-        return all_that_fit(candidates, context)
-
-
 @dataclass(frozen=True, slots=True)
 class ThresholdParams:
     confidence: float = 0.4
-    """A request stops drafting after the first token below it. The default is transformers'."""
+    """A batch stops drafting after the first step in which no request has a token above it. The
+    default is transformers'."""
     max_length: int = 8
     """The longest draft, as of the baseline in SpecServe, section 7.4."""
-    together: bool = False
-    """Whether a batch drafts on while any of its requests is confident, as in engines that step
-    all requests alike (SpecServe, section 2.4)."""
 
 
 @dataclass(slots=True)
 class ThresholdRule:
-    """Each request goes on drafting while the confidence of its last token is at the threshold or
-    above."""
+    """A batch drafts on while the confidence of any request's last token is at the threshold or
+    above, as in engines that step all requests alike (SpecServe, section 2.4)."""
 
     confidence: float
-    together: bool = False
     path: dict[str, float] = field(default_factory=dict)
     """The path confidence of each request up to its last level but one: divided by it, the path
     confidence that the rule gets is that of the last token."""
@@ -99,9 +48,7 @@ class ThresholdRule:
             self._confident(request, level)
             for request, level in zip(requests, frontier, strict=True)
         ]
-        if self.together and any(confident):
-            return [len(level) > 0 for level in frontier]
-        return confident
+        return [any(confident) and len(level) > 0 for level in frontier]
 
     def _confident(self, request: str, level: NDArray[np.float32]) -> bool:
         if not len(level):
@@ -111,25 +58,18 @@ class ThresholdRule:
         return path >= self.confidence * before
 
 
-class Threshold:
+class Threshold(Fixed):
     """Dynamic lengths as in transformers' assisted generation."""
 
     def __init__(self, params: ThresholdParams | None = None) -> None:
-        self._params = params or ThresholdParams()
+        self._threshold = params or ThresholdParams()
+        super().__init__(FixedParams(self._threshold.max_length))
 
     def plan(
         self, batches: Sequence[LaneBatch], context: RoundContext, now: float
     ) -> list[DraftPlan]:
-        length = self._params.max_length
-        limits = [
-            [DraftLimit(min(length, draft_tokens_left(request))) for request in batch.requests]
-            for batch in batches
-        ]
-        rule = ThresholdRule(self._params.confidence, self._params.together)
-        return [DraftPlan(each, replace(rule)) for each in limits]
-
-    def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
-        return all_that_fit(candidates, context)
+        plans = super().plan(batches, context, now)
+        return [DraftPlan(one.limits, ThresholdRule(self._threshold.confidence)) for one in plans]
 
 
 @dataclass(frozen=True, slots=True)

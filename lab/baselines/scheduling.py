@@ -1,44 +1,12 @@
-"""Baseline schedules: FCFS and LP-SJF, which sort by a key, and LAS, which counts service."""
+"""The schedules that LAPS-SD is compared with: LP-SJF, which sorts by predicted length, and LAS,
+which counts service."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policies.request import RequestView, RoundOutcome, by_arrival, expected_len
-
-Key = Callable[[RequestView, bool], float]
-"""The sort key of a request, given whether it is running; the smallest comes first."""
-
-
-class SortedSchedule:
-    """Picks requests by a key of their own attributes, equals by arrival; keeps no state."""
-
-    def __init__(self, key: Key) -> None:
-        self._key = key
-
-    def arrive(self, request: RequestView, now: float) -> None:
-        pass
-
-    def pick(
-        self, requests: Sequence[RequestView], running: Sequence[str], slots: int, now: float
-    ) -> list[str]:
-        running_names = set(running)
-        order = sorted(
-            requests,
-            key=lambda view: (self._key(view, view.name in running_names), *by_arrival(view)),
-        )
-        return [view.name for view in order[:slots]]
-
-    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
-        pass
-
-    def forget(self, request: str) -> None:
-        pass
-
-
-def fcfs() -> SortedSchedule:
-    """First come, first served. A running request came first, so it is never preempted."""
-    return SortedSchedule(lambda view, running: 0.0)
+from policies.scheduling.fcfs import SortedSchedule
 
 
 def lp_sjf() -> SortedSchedule:

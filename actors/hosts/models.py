@@ -1,69 +1,80 @@
-"""Drafters and verifier in other processes: supervised workers that implement the host protocols.
+"""Models as hosts: each batch of orders is one call to a worker (actors/hosts/workers.py), which is
+on a thread of this process (actors/hosts/inline.py) or in others (actors/hosts/supervision.py)."""
 
-Each batch of orders is one call to the worker (actors/hosts/workers.py).
-"""
-
-import asyncio
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from actors.hosts.protocol import KvState, TargetCosts
-from actors.hosts.supervision import Supervised
 from engine.draft_profile import DraftCosts, draft_call_s
 from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom, Verdict, VerifyOrder
 from engine.request import TargetLimits
 from policies.cost import CostModel
 from policies.protocols import StepRule
-from policies.timeouts import StallTimeout
+
+_STALLED = 20.0
+"""A host counts as lost when it takes so many times as long as predicted."""
 
 
-class _RemoteHost:
-    def __init__(self, host: Supervised) -> None:
-        self._host = host
-        self._stall_timeout = StallTimeout()
-
-    async def _order(self, method: str, *arguments: object, predicted_s: float) -> Any:
-        clock = asyncio.get_running_loop().time
-        begun = clock()
-        answer = await self._host.order(
-            method, *arguments, expected_s=self._stall_timeout.allowed_s(predicted_s)
-        )
-        self._stall_timeout.observe(predicted_s, clock() - begun)
-        return answer
-
-    async def forget(self, requests: Collection[str]) -> None:
-        await self._host.call("forget", requests)
-
-    async def recover(self) -> None:
-        await self._host.recover()
-
-    def close(self) -> None:
-        self._host.close()
-
-
-class RemoteDrafter(_RemoteHost):
-    cost: CostModel | None = None
-    """The cost of one draft step; None until it has been measured."""
+class Caller(Protocol):
+    """Calls a worker, wherever it runs."""
 
     async def start(self) -> None:
-        await self._host.start()
+        """Returns when its model is loaded."""
+        ...
+
+    async def call(self, method: str, *arguments: object) -> Any: ...
+
+    async def call_without_timeout(self, method: str, *arguments: object) -> Any: ...
+
+    async def order(self, method: str, *arguments: object, expected_s: float) -> Any:
+        """A call that takes at most `expected_s`, unless the worker is lost."""
+        ...
+
+    async def recover(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _ModelHost:
+    cost: CostModel | None = None
+    """The cost of a forward, or of one draft step; None until it is known."""
+
+    def __init__(self, worker: Caller) -> None:
+        self._worker = worker
+
+    async def _order(self, method: str, *arguments: object, predicted_s: float) -> Any:
+        return await self._worker.order(method, *arguments, expected_s=_STALLED * predicted_s)
+
+    async def forget(self, requests: Collection[str]) -> None:
+        await self._worker.call("forget", requests)
+
+    async def recover(self) -> None:
+        await self._worker.recover()
+
+    def close(self) -> None:
+        self._worker.close()
+
+
+class ModelDrafter(_ModelHost):
+    async def start(self) -> None:
+        await self._worker.start()
 
     async def size(self) -> float:
         """The number of parameters."""
-        size: float = await self._host.call_without_timeout("size")
+        size: float = await self._worker.call_without_timeout("size")
         return size
 
     async def feature_layers(self) -> tuple[int, ...]:
         """The target's layers whose hidden states it reads."""
-        layers: tuple[int, ...] = await self._host.call_without_timeout("feature_layers")
+        layers: tuple[int, ...] = await self._worker.call_without_timeout("feature_layers")
         return layers
 
     async def measure(self, cache_dir: Path, seconds: float) -> DraftCosts:
-        costs: DraftCosts = await self._host.call_without_timeout("measure", cache_dir, seconds)
+        costs: DraftCosts = await self._worker.call_without_timeout("measure", cache_dir, seconds)
         return costs
 
     async def draft(
@@ -76,22 +87,20 @@ class RemoteDrafter(_RemoteHost):
         return answers
 
 
-class RemoteVerifier(_RemoteHost):
+class ModelVerifier(_ModelHost):
     limits: TargetLimits
     """Set by `start`."""
-    cost: CostModel | None = None
-    """The cost of a forward; None until it is known."""
 
     async def start(self) -> None:
-        await self._host.start()
-        self.limits = await self._host.call_without_timeout("limits")
+        await self._worker.start()
+        self.limits = await self._worker.call_without_timeout("limits")
 
     async def measure(self, cache_dir: Path, seconds: float) -> TargetCosts:
-        costs: TargetCosts = await self._host.call_without_timeout("measure", cache_dir, seconds)
+        costs: TargetCosts = await self._worker.call_without_timeout("measure", cache_dir, seconds)
         return costs
 
     async def load_vocabulary(self) -> None:
-        await self._host.call("load_vocabulary")
+        await self._worker.call("load_vocabulary")
 
     async def verify(
         self, orders: Sequence[VerifyOrder]
@@ -109,7 +118,7 @@ class RemoteVerifier(_RemoteHost):
         return logits
 
     async def kv_state(self) -> KvState:
-        state: KvState = await self._host.call("kv_state")
+        state: KvState = await self._worker.call("kv_state")
         return state
 
     def _seconds(self, orders: Sequence[VerifyOrder]) -> float:
