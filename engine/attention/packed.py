@@ -65,8 +65,15 @@ def _walk_arrays(batch: AttentionBatch) -> WalkArrays:
             blocks.append((first, end - first, kv.start, seen, committed))
             own = tail_mask[first - rows.start : end - rows.start, : seen - committed]
             masks.append(own.ravel())
+    first_rows, row_counts, first_kvs, kv_counts, committed_counts = np.array(
+        blocks, np.int64
+    ).T.copy()
     return WalkArrays(
-        *np.array(blocks, np.int64).T.copy(),
+        first_rows,
+        row_counts,
+        first_kvs,
+        kv_counts,
+        committed_counts,
         np.cumsum([0, *(len(mask) for mask in masks[:-1])]),
         np.concatenate(masks),
         batch.kv_slots,
