@@ -161,7 +161,7 @@ def _verifier(
         from actors.hosts.inline import ThreadVerifier
 
         return ThreadVerifier(spec)
-    launcher = VerifierLauncher(_required(group), spec, limits.recovery_s)
+    launcher = VerifierLauncher(_required(group), spec)
     closers.append(launcher.discard)
     return RemoteVerifier(
         Supervised(

@@ -76,9 +76,10 @@ class TargetConfig(Section):
     `packed` without padding, `decomposed` in pieces of one length (Spin), `padded` to the longest
     (docs/attention.md)."""
     tensor_parallel: AtLeastOne = 1
-    """Number of ranks that share the model. Each needs whole attention heads."""
+    """Number of ranks that share the model, for `backend: vllm`. Each needs whole attention
+    heads."""
     placement: Placement = "actor"
-    """`actor`: in a process of its own, or one per rank. `inline`: in the replica's process."""
+    """`actor`: in a process of its own. `inline`: in the replica's process."""
     gpus: Gpus = 0
     """GPUs per rank; below 1 a share of a GPU; 0 runs on the CPU."""
     accelerator: str | None = None
@@ -117,6 +118,11 @@ class TargetConfig(Section):
                 f"engine_args: backend {self.backend} has none; leave them out, or set backend: "
                 f"{able('engine_args')}"
             )
+        if self.tensor_parallel > 1 and not backend.ranks:
+            raise ValueError(
+                f"tensor_parallel: backend {self.backend} runs on one device; set 1, or backend: "
+                f"{able('ranks')}"
+            )
         if self.placement == "inline" and self.tensor_parallel > 1:
             raise ValueError(
                 "placement: each of several ranks is a process of its own; set actor, or "
@@ -152,8 +158,7 @@ class DrafterConfig(Section):
     model: ModelName | None = None
     """For kinds `model` and `eagle3`: given like the target's `model`."""
     dtype: Dtype = "auto"
-    """The dtype of weights and KV. `auto`: as for the target, but float32 for models so small that
-    compiled loops run them (docs/drafters.md)."""
+    """The dtype of weights and KV. `auto`: as for the target."""
     max_batch: AtLeastOne = 16
     """The most requests that each instance drafts for at once (B_j of Spin)."""
     kv_tokens: Tokens | None = None

@@ -196,7 +196,7 @@ def test_the_fleet_is_the_whole_zoo(models: Path) -> None:
 
 def test_one_process_starts_no_actor(models: Path) -> None:
     placement = plan(load("cluster/one_process.yaml", models))
-    assert (placement.ranks, placement.lanes, len(placement.bundles)) == ((), {}, 1)
+    assert (placement.target, placement.lanes, len(placement.bundles)) == (None, {}, 1)
 
 
 def test_the_manifests_own_nodes_hold_its_replica(models: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from actors.coordinator.events import Drafted, LaneDown, LaneJoined
 from actors.hosts.facts import Facts, drafter_key, target_key
 from actors.hosts.fleet import Fleet
-from actors.hosts.spawn import Actors, Group
+from actors.hosts.spawn import Actor, Group
 from actors.hosts.specs import DrafterSpec
 from cluster.built_in_models import model_path
 from policies.request import LaneView
@@ -30,7 +30,7 @@ TARGET = replace(TARGET_SPEC, placement="inline")
 class SlowGroup(Group):
     """Its drafters are started only when `may_load` is set."""
 
-    async def launch_drafter(self, *arguments: Any) -> Actors:
+    async def launch_drafter(self, *arguments: Any) -> Actor:
         await MAY_LOAD.wait()
         return await super().launch_drafter(*arguments)
 

@@ -5,9 +5,10 @@ import logging
 import pytest
 import torch
 
-from actors.hosts.loading import load_verifier, target_dtype
+from actors.hosts.loading import load_verifier
 from actors.hosts.specs import TargetSpec
 from cluster.built_in_models import TARGET, model_path
+from engine.verifiers.native import NativeVerifier
 
 
 @pytest.mark.parametrize(
@@ -37,5 +38,6 @@ def test_auto_is_what_the_device_multiplies_fast(
     fast: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("actors.hosts.loading.fast_dtype", lambda _device: fast)
-    assert target_dtype(TargetSpec(model_path(TARGET), None, kv_tokens=2048)) == fast
-    assert target_dtype(TargetSpec(model_path(TARGET), torch.float32, 2048)) == torch.float32
+    loaded = load_verifier(TargetSpec(model_path(TARGET), None, kv_tokens=2048))
+    assert isinstance(loaded.verifier, NativeVerifier)
+    assert loaded.verifier._model.hf_model.dtype == fast
