@@ -154,19 +154,6 @@ def parameters(path: Path) -> int | None:
     return sum(map(math.prod, shapes.values())) if shapes else None
 
 
-def parameters_of_a_step(path: Path) -> int | None:
-    """All weights but those of embeddings, of which a step reads a row, unless they are the output
-    matrix too; None if there are no safetensors."""
-    shapes = _shapes(path)
-    if not shapes:
-        return None
-    size = sum(map(math.prod, shapes.values()))
-    embeddings = _with_ending(shapes, _EMBEDDINGS)
-    if embeddings is None or not _with_ending(shapes, _OUTPUT):
-        return size
-    return size - math.prod(shapes[embeddings])
-
-
 def differing_tokens(one: Path, other: Path) -> list[str]:
     """Tokens whose ids differ between the checkpoints, or that only one has. Without tokenizer.json
     in both, the result is empty, and the tokenizers are compared when the models are loaded."""

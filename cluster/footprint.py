@@ -51,7 +51,7 @@ def footprints(config: AppConfig, placement: Placement) -> list[Footprint]:
     kv = sum(kv for _, kv in inline)
     swap = _swap_bytes(config.target) if config.target.placement == "inline" else 0
     own = Footprint("replica", REPLICA, gpus, OWN_CPUS, config.threads, weights, kv, swap)
-    return [own, *_ranks(config.target, placement), *_lanes(config, placement)]
+    return [own, *_target(config.target, placement), *_lanes(config, placement)]
 
 
 def _inline(config: AppConfig) -> Iterator[tuple[int, int]]:
@@ -62,20 +62,18 @@ def _inline(config: AppConfig) -> Iterator[tuple[int, int]]:
             yield _drafter_bytes(drafter, config.target)
 
 
-def _ranks(target: TargetConfig, placement: Placement) -> Iterator[Footprint]:
-    weights, kv = _target_bytes(target)
-    ranks = len(placement.ranks)
-    share = target.tensor_parallel // max(1, ranks)
-    for rank, bundle in enumerate(placement.ranks):
+def _target(target: TargetConfig, placement: Placement) -> Iterator[Footprint]:
+    if placement.target is not None:
+        weights, kv = _target_bytes(target)
         yield Footprint(
-            "verifier" if rank == 0 else f"verifier/rank{rank}",
-            bundle,
-            target.gpus * share,
+            "verifier",
+            placement.target,
+            target.gpus * target.tensor_parallel,
             target.cpus,
-            target.threads * share,
-            weights // ranks,
-            kv // ranks,
-            _swap_bytes(target) // ranks,
+            target.threads * target.tensor_parallel,
+            weights,
+            kv,
+            _swap_bytes(target),
         )
 
 

@@ -10,7 +10,7 @@ node are fast enough.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from cluster.config import BACKENDS, AppConfig, DrafterConfig, TargetConfig
+from cluster.config import AppConfig, DrafterConfig, TargetConfig
 
 REPLICA = 0
 """Index of the replica's own bundle: Serve places the replica into the first one."""
@@ -36,9 +36,8 @@ Bundle = dict[str, float]
 @dataclass(frozen=True, slots=True)
 class Placement:
     bundles: tuple[Bundle, ...]
-    ranks: tuple[int, ...]
-    """The bundle index of each actor of the target: one per rank, or a single one if the backend
-    starts its ranks itself. Empty: inline."""
+    target: int | None
+    """The bundle index of the target's actor. None: inline."""
     lanes: Mapping[str, int]
     """The bundle index of each lane that is an actor."""
     replica_options: Mapping[str, float]
@@ -49,11 +48,9 @@ def plan(config: AppConfig) -> Placement:
     target = config.target
     inline_gpus = sum(one.gpus for one in _models(config) if one.placement == "inline")
     bundles = [_bundle(OWN_CPUS, inline_gpus)]
-    ranks: tuple[int, ...] = ()
+    of_target = None
     if target.placement == "actor":
-        actors = target.tensor_parallel if BACKENDS[target.backend].rank_actors else 1
-        gpus = target.gpus * target.tensor_parallel
-        ranks = (_place(bundles, target, target.cpus * actors, gpus),) * actors
+        of_target = _place(bundles, target, target.cpus, target.gpus * target.tensor_parallel)
     lanes = {
         lane: _place(bundles, drafter, drafter.cpus, drafter.gpus)
         for drafter in config.drafters
@@ -61,7 +58,7 @@ def plan(config: AppConfig) -> Placement:
         for lane in drafter.lanes
     }
     options = {"num_cpus": OWN_CPUS, "num_gpus": inline_gpus}
-    return Placement(tuple(bundles), ranks, lanes, options)
+    return Placement(tuple(bundles), of_target, lanes, options)
 
 
 def _models(config: AppConfig) -> Iterator[TargetConfig | DrafterConfig]:

@@ -22,7 +22,7 @@ PROBE_ROWS = 3
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """The shapes that the probe observed; with tensor parallelism, those of this rank."""
+    """The shapes that the probe observed."""
 
     layers: int
     heads: int

@@ -3,8 +3,7 @@ second and a half of a core in every process that loads a model. Import it befor
 otherwise. Read in transformers 5.
 
 - scikit-learn, for assisted decoding, and scipy, for the losses of object detection.
-- torch.distributed.tensor, for transformers' own tensor parallelism; Spindle's is in
-  engine/parallel/.
+- torch.distributed.tensor, for transformers' own tensor parallelism.
 """
 
 import transformers.utils

@@ -1,16 +1,15 @@
 """One packed forward: the new tokens of many requests through a stock Hugging Face causal LM.
 
 Linear layers process one flat list of rows without padding; in attention, each request's rows see
-only that request's own KV. The layers remain the model's own modules, so that tensor parallelism
-can replace them before the model is packed. On a CPU the linear layers are prepacked, and forwards
-are padded to a few row counts (engine/cpu/row_counts.py).
+only that request's own KV. The layers remain the model's own modules. On a CPU the linear layers
+are prepacked, and forwards are padded to a few row counts (engine/cpu/row_counts.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -68,8 +67,6 @@ class Segment:
 class PackedModel:
     """A stock causal LM with Spindle's KV pool. Used by one thread at a time."""
 
-    kv_type: ClassVar[type[KVCache]] = KVCache
-
     def __init__(
         self,
         model: PreTrainedModel,
@@ -94,7 +91,7 @@ class PackedModel:
         self.device: torch.device = model.device
         shape = prepare(model)
         self._group = shape.heads // shape.kv_heads
-        self.kv = self.kv_type(
+        self.kv = KVCache(
             KVShape(shape.layers, shape.kv_heads, shape.head_dim, model.dtype, self.device),
             blocks=-(-kv_tokens // BLOCK_SIZE),
             block_size=BLOCK_SIZE,
@@ -250,9 +247,7 @@ class PackedModel:
         ]
         for segment in segments:
             self.kv.open(segment.request, [])
-        # Not self.forward, which tensor parallelism overrides: here every rank runs its own probe,
-        # before rank 0 leads.
-        packed = PackedModel.forward(self, segments)
+        packed = self.forward(segments)
         for segment in segments:
             self.kv.release(segment.request)
         check_logits(self.hf_model, packed, stock, "packed", rounded=self.is_quantized)

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from transformers import AutoTokenizer
 
+from benchmarks.generation import Rejected, generate
 from cluster.built_in_models import TARGET, model_path
 from engine.drafters.lookup import NgramDrafter
-from engine.generate import Rejected, generate
 from engine.model import PackedModel
 from engine.protocol import Drafter
 from engine.sampling.params import SamplingParams

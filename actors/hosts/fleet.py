@@ -158,7 +158,7 @@ def _verifier(
         from actors.hosts.inline import verifier_thread  # model code, which takes seconds
 
         return ModelVerifier(verifier_thread(spec))
-    launcher = VerifierLauncher(_required(group), spec, limits.recovery_s)
+    launcher = VerifierLauncher(_required(group), spec)
     closers.append(launcher.discard)
     return ModelVerifier(
         Supervised(

@@ -54,9 +54,8 @@ def isolated(
     `probe` runs the host on an order that is known to be good.
 
     Raises HostLost if the probe raises too, since the host or its device is then broken. RankLost
-    passes through: after a forward that raises, tensor-parallel ranks are out of step, and after a
-    failed step, vLLM's state is unknown. The coordinator then finds the request that is the cause
-    (actors/coordinator/suspects.py).
+    passes through: after a failed step, vLLM's state is unknown. The coordinator then finds the
+    request that is the cause (actors/coordinator/suspects.py).
     """
     try:
         return [*work(orders)]

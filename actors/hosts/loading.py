@@ -16,17 +16,14 @@ from cluster.config.drafter_kinds import drafter_kind
 from engine.cpu.prepack import fast_dtype, has_bf16_products
 from engine.cpu.quantized_loading import will_quantize
 from engine.grammar.compiler import Grammars
-from engine.model import PackedModel, load_stock
-from engine.parallel.lockstep import LeadingModel, split
-from engine.parallel.ranks import Place
+from engine.model import PackedModel
 from engine.profiler import Grid, profile
 from engine.protocol import Verifier
 from engine.request import TargetLimits
-from engine.swap_profile import swap_cost
 from engine.verifiers.native import NativeVerifier
 from policies.cost import recompute_cost
 
-if TYPE_CHECKING:  # imports what ranks of a target have no use for
+if TYPE_CHECKING:  # imports what the target's actor has no use for
     from engine.drafters.loading import LoadedDrafter
 
 _LOG = logging.getLogger("spindle")
@@ -60,30 +57,34 @@ class LoadedTarget:
         )
 
 
-def load_verifier(spec: TargetSpec, place: Place | None = None) -> LoadedTarget:
-    """`place`: of the leader among the ranks of a native target, for which it waits."""
+def load_verifier(spec: TargetSpec) -> LoadedTarget:
     spec = replace(spec, dtype=target_dtype(spec))
     if spec.device == "cpu" and spec.dtype == torch.bfloat16 and not has_bf16_products():
         _LOG.warning(_SLOW_BF16)
-    loaded = _load_vllm(spec) if spec.backend == "vllm" else _load_native(spec, place)
+    loaded = _load_vllm(spec) if spec.backend == "vllm" else _load_native(spec)
     # The capability that configs are checked against (cluster/config/backends.py) is the real one.
     assert loaded.verifier.verifies_trees == BACKENDS[spec.backend].trees, spec.backend
     return loaded
 
 
-def _load_native(spec: TargetSpec, place: Place | None) -> LoadedTarget:
-    model = _leader(spec, place) if place else _unsharded(spec)
+def _load_native(spec: TargetSpec) -> LoadedTarget:
+    model = PackedModel.load(
+        spec.checkpoint,
+        dtype=spec.dtype,
+        device=spec.device,
+        kv_tokens=spec.kv_tokens,
+        layout=spec.attention,
+        swap_tokens=spec.swap_tokens,
+        quantize=spec.quantize,
+    )
 
     def measure(cache_dir: Path, seconds: float) -> TargetCosts:
-        setup = "native" if place is None else f"native, {place.ranks} ranks"
-        if model.layout != "packed":
-            setup += f", {model.layout}"
+        setup = "native" if model.layout == "packed" else f"native, {model.layout}"
         if model.is_quantized:
             setup += f", weights {spec.quantize}"
         measured = profile(model, setup, cache_dir, Grid(seconds=seconds))
         recompute = recompute_cost(measured.roofline, _PREFILL_CHUNK)
-        switch = swap_cost(model, setup, cache_dir) if spec.swap_tokens else recompute
-        return TargetCosts(measured.roofline, measured.token_budget, switch)
+        return TargetCosts(measured.roofline, measured.token_budget, recompute)
 
     def kv_state() -> KvState:
         kv = model.kv
@@ -94,16 +95,6 @@ def _load_native(spec: TargetSpec, place: Place | None) -> LoadedTarget:
 
     grammars = Grammars.of(spec.checkpoint, model.vocab_size)
     return LoadedTarget(NativeVerifier(model, grammars), kv_state, measure, grammars)
-
-
-def load_follower(spec: TargetSpec, place: Place) -> PackedModel:
-    """The model of a rank other than the first, for engine.parallel.lockstep.follow."""
-    return PackedModel(
-        split(load_stock(spec.checkpoint, target_dtype(spec)), place, spec.device),
-        kv_tokens=spec.kv_tokens,
-        layout=spec.attention,
-        swap_tokens=spec.swap_tokens,
-    )
 
 
 def target_dtype(spec: TargetSpec) -> torch.dtype:
@@ -128,18 +119,6 @@ def load_drafter(spec: DrafterSpec, name: str, target_vocab_size: int) -> "Loade
         **spec.options,
     )
     return loaded
-
-
-def _unsharded(spec: TargetSpec) -> PackedModel:
-    return PackedModel.load(
-        spec.checkpoint,
-        dtype=spec.dtype,
-        device=spec.device,
-        kv_tokens=spec.kv_tokens,
-        layout=spec.attention,
-        swap_tokens=spec.swap_tokens,
-        quantize=spec.quantize,
-    )
 
 
 def _load_vllm(spec: TargetSpec) -> LoadedTarget:
@@ -167,13 +146,3 @@ def _load_vllm(spec: TargetSpec) -> LoadedTarget:
         return KvState(blocks.free, blocks.used, blocks.cached, blocks.total)
 
     return LoadedTarget(verifier, kv_state, measure, verifier.grammars)
-
-
-def _leader(spec: TargetSpec, place: Place) -> LeadingModel:
-    return LeadingModel(
-        split(load_stock(spec.checkpoint, spec.dtype), place, spec.device),
-        place,
-        kv_tokens=spec.kv_tokens,
-        layout=spec.attention,
-        swap_tokens=spec.swap_tokens,
-    )

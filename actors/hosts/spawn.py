@@ -8,8 +8,7 @@ with the process that created them.
 
 import asyncio
 import re
-import secrets
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -33,7 +32,6 @@ _ANYWHERE = -1
 """Ray's index for any bundle of the placement group."""
 DRAFTER_WORKER = "actors.hosts.workers:DrafterWorker"
 VERIFIER_WORKER = "actors.hosts.workers:VerifierWorker"
-FOLLOWER_WORKER = "actors.hosts.workers:FollowerWorker"
 """Classes by name: only the actors import them, and model code with them, which takes seconds."""
 
 
@@ -66,80 +64,42 @@ _HOST = ray.remote(Host)
 """Wrapped only once: Ray sends a class to the cluster when its first actor is created."""
 
 
-class Actors:
-    """An Incarnation: one actor, or all ranks of a target, of which the first answers. When one is
-    lost, all are killed."""
+class Actor:
+    """An Incarnation in a process of its own."""
 
-    def __init__(self, handles: Sequence[ActorHandle]) -> None:
-        self._handles = handles
-        self._node = ""
-        """The address of the first one's node."""
-        self._channels: list[RpcChannel] = []
-        self._watchers: list[asyncio.Task[None]] = []
+    def __init__(self, handle: ActorHandle) -> None:
+        self._handle = handle
+        self._channel: RpcChannel | None = None
+        self._watcher: asyncio.Task[None] | None = None
 
     async def call(self, method: str, *arguments: object) -> Any:
-        return await self._channels[0].call(method, *arguments)
+        assert self._channel is not None, "not started"
+        return await self._channel.call(method, *arguments)
 
     async def start(self) -> None:
-        """Returns when the processes have imported everything and take calls."""
+        """Returns when the process has imported everything and takes calls."""
         try:
-            await self._connect()
+            address: Address = await _result(self._handle.address.remote())
+            serving = self._handle.serve.remote()
+            self._channel = await connect(address)
+            self._watcher = asyncio.create_task(_watch(serving, self._channel))
         except BaseException:
             self.kill()
             raise
 
-    async def load(self, timeout_s: float = 0.0) -> None:
-        """`timeout_s`: how long ranks wait for each other."""
+    async def load(self) -> None:
         try:
-            if len(self._handles) == 1:
-                await self.call("load")
-            else:
-                await self._load_ranks(timeout_s)
+            await self.call("load")
         except BaseException:
             self.kill()
             raise
 
     def kill(self) -> None:
-        for watcher in self._watchers:
-            watcher.cancel()
-        self._end(HostLost("it was killed"))
-
-    async def _connect(self) -> None:
-        calls = [_result(handle.address.remote()) for handle in self._handles]
-        addresses: list[Address] = await asyncio.gather(*calls)
-        self._node = addresses[0].host
-        for handle, address in zip(self._handles, addresses, strict=True):
-            serving = handle.serve.remote()
-            channel = await connect(address)
-            self._channels.append(channel)
-            self._watchers.append(asyncio.create_task(_watch(serving, channel)))
-
-    async def _load_ranks(self, timeout_s: float) -> None:
-        from engine.parallel.ranks import Place
-
-        meeting_point = f"tcp://{self._node}:{await self.call('free_port')}"
-        ranks = len(self._handles)
-        secret = secrets.token_bytes()
-        places = [Place(rank, ranks, meeting_point, timeout_s, secret) for rank in range(ranks)]
-        following = [
-            channel.call("follow", place)
-            for channel, place in zip(self._channels[1:], places[1:], strict=True)
-        ]
-        self._watchers.append(asyncio.create_task(self._until_one_ends(following)))
-        await self.call("load", places[0])
-
-    async def _until_one_ends(self, following: Sequence[Awaitable[Any]]) -> None:
-        """Ends all ranks with the first: the leader would notice only in its next forward."""
-        try:
-            await asyncio.gather(*following)
-        except SpindleError as error:
-            self._end(error)
-
-    def _end(self, error: SpindleError) -> None:
-        for channel in self._channels:
-            channel.close(error)
-        for handle in self._handles:
-            ray.kill(handle)
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self._channel is not None:
+            self._channel.close(HostLost("it was killed"))
+        ray.kill(self._handle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,33 +112,27 @@ class Group:
 
     async def launch_drafter(
         self, spec: DrafterSpec, number: int, target_vocab_size: int, life: int
-    ) -> Actors:
+    ) -> Actor:
         """`number`: of the instance among the spec's. `life`: of the incarnation."""
         lane = spec.lanes[number]
         bundle = spec.bundles[number] if spec.bundles else _ANYWHERE
         name = self._name_of(f"{lane}:{life}")
         actor_class = self._options(name, spec, spec.gpus, bundle)
-        actors = Actors(
-            [actor_class.remote(name, spec.threads, DRAFTER_WORKER, spec, lane, target_vocab_size)]
+        actor = Actor(
+            actor_class.remote(name, spec.threads, DRAFTER_WORKER, spec, lane, target_vocab_size)
         )
-        await actors.start()
-        await actors.load()
-        return actors
+        await actor.start()
+        await actor.load()
+        return actor
 
-    async def start_verifier(self, spec: TargetSpec, life: int) -> Actors:
-        """The processes, which load nothing yet. `life`: how many were started before."""
-        bundles = spec.bundles or (_ANYWHERE,) * spec.actors
-        gpus = spec.gpus * spec.tensor_parallel / spec.actors
-        handles = []
-        for rank, bundle in enumerate(bundles):
-            label = f"verifier/rank{rank}:{life}" if rank else f"verifier:{life}"
-            name = self._name_of(label)
-            actor_class = self._options(name, spec, gpus, bundle)
-            worker = FOLLOWER_WORKER if rank else VERIFIER_WORKER
-            handles.append(actor_class.remote(name, spec.threads, worker, spec))
-        actors = Actors(handles)
-        await actors.start()
-        return actors
+    async def start_verifier(self, spec: TargetSpec, life: int) -> Actor:
+        """The process, which loads nothing yet. `life`: how many were started before."""
+        bundle = spec.bundles[0] if spec.bundles else _ANYWHERE
+        name = self._name_of(f"verifier:{life}")
+        actor_class = self._options(name, spec, spec.gpus * spec.tensor_parallel, bundle)
+        actor = Actor(actor_class.remote(name, spec.threads, VERIFIER_WORKER, spec))
+        await actor.start()
+        return actor
 
     def _name_of(self, label: str) -> str:
         return f"spindle:{self.name}:{label}"
@@ -205,24 +159,22 @@ class Group:
 
 
 class VerifierLauncher:
-    """Starts the incarnations of a target. The processes of the next one are started beforehand
+    """Starts the incarnations of a target. The process of the next one is started beforehand
     when the present one is suspected: after a loss the model has to be loaded, but nothing to be
     imported."""
 
-    def __init__(self, group: Group, spec: TargetSpec, timeout_s: float) -> None:
-        """`timeout_s`: how long ranks wait for each other."""
+    def __init__(self, group: Group, spec: TargetSpec) -> None:
         self._group = group
         self._spec = spec
-        self._timeout_s = timeout_s
         self._starts = 0
-        """How often processes were started, including those that were not needed."""
-        self._standby: asyncio.Task[Actors] | None = None
+        """How often a process was started, including those that were not needed."""
+        self._standby: asyncio.Task[Actor] | None = None
 
-    async def launch(self, _number: int) -> Actors:
+    async def launch(self, _number: int) -> Actor:
         standby, self._standby = self._standby, None
-        actors = await (standby or self._start())
-        await actors.load(self._timeout_s)
-        return actors
+        actor = await (standby or self._start())
+        await actor.load()
+        return actor
 
     def prepare(self) -> None:
         # A GPU is free for the next process only when the present one has ended.
@@ -235,12 +187,12 @@ class VerifierLauncher:
             standby.cancel()
             standby.add_done_callback(_kill)
 
-    def _start(self) -> Coroutine[Any, Any, Actors]:
+    def _start(self) -> Coroutine[Any, Any, Actor]:
         self._starts += 1
         return self._group.start_verifier(self._spec, self._starts - 1)
 
 
-def _kill(standby: "asyncio.Task[Actors]") -> None:
+def _kill(standby: "asyncio.Task[Actor]") -> None:
     if not standby.cancelled() and standby.exception() is None:
         standby.result().kill()
 

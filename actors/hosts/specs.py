@@ -51,12 +51,7 @@ class TargetSpec(PlacementSpec):
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     """vLLM's own arguments."""
     tensor_parallel: int = 1
-    """Native: the number of rank actors. vLLM starts its ranks itself, in one actor."""
-
-    @property
-    def actors(self) -> int:
-        """The number of actors to start for it."""
-        return self.tensor_parallel if self.backend == "native" else 1
+    """The number of ranks, which vLLM starts itself, within one actor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +62,7 @@ class DrafterSpec(PlacementSpec):
     checkpoint: Path | None = None
     """None for lookups."""
     dtype: "torch.dtype | None" = None
-    """As in TargetSpec, but float32 for models that compiled loops run."""
+    """As in TargetSpec."""
     capacity: int = 16
     """The most requests that one lane of it serves at once."""
     kv_tokens: int = 32_768

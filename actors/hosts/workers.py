@@ -1,11 +1,10 @@
-"""The workers that hosts call: a drafter, the target, or one of the target's further ranks.
+"""The workers that hosts call: a drafter, or the target.
 
 Ordinary classes. actors/hosts/spawn.py puts them into Ray actors, actors/hosts/inline.py on
 threads. The model is loaded by a call after construction, so that a bad checkpoint is an error of
 that call and not a dead actor.
 """
 
-import socket
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -13,12 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.hosts.isolation import draft_isolated, isolated
-from actors.hosts.loading import load_drafter, load_follower, load_verifier
+from actors.hosts.loading import load_drafter, load_verifier
 from actors.hosts.protocol import KvState, TargetCosts
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from engine.draft_profile import DraftCosts
-from engine.parallel.lockstep import follow
-from engine.parallel.ranks import Place
 from engine.protocol import (
     Draft,
     DraftOrder,
@@ -85,14 +82,11 @@ class DrafterWorker:
 
 
 class VerifierWorker:
-    """The whole target, or its first rank."""
-
     def __init__(self, spec: TargetSpec) -> None:
         self._spec = spec
 
-    def load(self, place: Place | None = None) -> None:
-        """`place`: among the ranks of a tensor-parallel target, which it connects to."""
-        self._loaded = load_verifier(self._spec, place)
+    def load(self) -> None:
+        self._loaded = load_verifier(self._spec)
         self._verifier = self._loaded.verifier
         self._warm_up()
 
@@ -100,14 +94,6 @@ class VerifierWorker:
         for start in _starts():
             self._verifier.verify([VerifyOrder(_prefix(start), DraftTree.chain([0]), chunk=64)])
             self._verifier.forget([_WARM_UP])
-
-    def free_port(self) -> int:
-        """A port at which ranks can meet on this node. Their start fails if it is taken in the
-        meantime."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port: int = probe.getsockname()[1]
-            return port
 
     def limits(self) -> TargetLimits:
         return self._loaded.limits
@@ -131,17 +117,6 @@ class VerifierWorker:
 
     def kv_state(self) -> KvState:
         return self._loaded.kv_state()
-
-
-class FollowerWorker:
-    """A rank of the target other than the first."""
-
-    def __init__(self, spec: TargetSpec) -> None:
-        self._spec = spec
-
-    def follow(self, place: Place) -> None:
-        """Runs until the process is killed, or raises RankLost when the leader is lost."""
-        follow(load_follower(self._spec, place), place)
 
 
 def _starts() -> list[Start]:

@@ -27,7 +27,7 @@ sent at `--loads` percent of the speed at which plain vLLM serves its requests i
 .../latency_p95, .../latency_per_token_p95 (`reference`: plain vLLM in its turns),
 .../latency_mean/roundN, .../slowest_domain, .../tokens_per_forward.
 
-`--engine`: greedy drafts of each of `--depths` through engine.generate in this process; names
+`--engine`: greedy drafts of each of `--depths` through benchmarks.generation in this process; names
 real/engine/DRAFTER/kDEPTH/tokens_per_forward (of one request, without its first), .../draft_cpu_ms,
 .../accepted/POSITION (of the tokens proposed at it), .../CATEGORY/...; heads after the first are
 eagle3:FOLDER; real/engine/in_hindsight/...: each request by the drafter that was best for it

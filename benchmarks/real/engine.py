@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.generation import Rejected, generate
 from benchmarks.real.contenders import HEAD
 from benchmarks.report import Record
 from benchmarks.serving.requests import Request
 from cluster.config.drafter_kinds import LOOKUPS, drafter_kind
 from engine.drafters.loading import LoadedDrafter
 from engine.errors import SpindleError
-from engine.generate import Rejected, generate
 from engine.model import PackedModel
 from engine.protocol import (
     ContinueDrafting,

@@ -4,9 +4,9 @@
 
 24 concurrent streams, first undisturbed; then the same requests while one part is killed: a
 drafter, the verifier, a tensor-parallel rank, the router, one replica of two or the only one, a
-replica's node; or while a
-drafter or the verifier hangs. Every stream must end complete and equal to the undisturbed one. With
-`--backend vllm` the target is on vLLM, whose ranks cannot be killed alone. Names:
+replica's node; or while a drafter or the verifier hangs. Every stream must end complete and equal
+to the undisturbed one. With `--backend vllm` the target is on vLLM, where a rank is killed in any
+case. Names:
 chaos/FAULT/identical_share (excused near-ties included), chaos/FAULT/excused_share,
 chaos/FAULT/recovery_s (the longest pause of a stream that was unfinished at the fault).
 
@@ -26,6 +26,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any
+
+import psutil
 
 from benchmarks.processes import end_after_ray
 from benchmarks.report import Record, parser, publish
@@ -73,25 +75,23 @@ def main() -> None:
     arguments.add_argument("--faults", nargs="+", choices=[*names, *POISON])
     arguments.add_argument("--backend", choices=("native", "vllm"), default="native")
     options = arguments.parse_args()
-    native = options.backend == "native"
-    possible = [fault for fault in (*FAULTS, *HANGS) if native or fault.ranks == 1]
-    drills = POISON if native else {}
-    wanted = options.faults or [*(fault.name for fault in possible), *drills]
-    if {*wanted} - {*(fault.name for fault in possible), *drills}:
-        arguments.error("--faults tp_rank, only_replica, poison_*: not with --backend vllm")
+    drills = POISON if options.backend == "native" else {}
+    wanted = options.faults or [*names, *drills]
+    if {*wanted} - {*names, *drills}:
+        arguments.error("--faults poison_*: not with --backend vllm")
     bodies = request_bodies(options.streams)
     identity = StreamIdentity()
     outcomes: dict[str, list[Outcome]] = {}
-    for ranks in (1, 2):
-        faults = [fault for fault in possible if fault.ranks == ranks and fault.name in wanted]
-        if faults:
-            # A second replica for failover, but not beside a tensor-parallel target.
-            setting = Setting(ranks, options.backend, replicas=3 - ranks)
-            with running(setting.args(), PORT, setting.replicas, NODE_CPUS) as app:
-                expected = asyncio.run(run_undisturbed(app, setting, bodies))
-                outcomes |= asyncio.run(
-                    run_rounds(app, setting, faults, options.rounds, bodies, expected, identity)
-                )
+    settings: dict[Setting, list[Fault]] = {}
+    for fault in (*FAULTS, *HANGS):
+        if fault.name in wanted:
+            settings.setdefault(fault.setting(options.backend), []).append(fault)
+    for setting, faults in settings.items():
+        with running(setting.args(), PORT, setting.replicas, NODE_CPUS) as app:
+            expected = asyncio.run(run_undisturbed(app, setting, bodies))
+            outcomes |= asyncio.run(
+                run_rounds(app, setting, faults, options.rounds, bodies, expected, identity)
+            )
     records = [record for fault, rounds in outcomes.items() for record in report(fault, rounds)]
     lost = any(o.identical < o.streams for rounds in outcomes.values() for o in rounds)
     for name, (replicas, kinds) in drills.items():
@@ -191,6 +191,8 @@ async def inject(
             asyncio.get_running_loop().run_in_executor(
                 None, lambda: app.cluster.remove_node(node, allow_graceful=False)
             )
+        elif fault.rank:
+            kill_rank(victim.pid)
         else:
             os.kill(victim.pid, signal.SIGSTOP if fault.hangs else signal.SIGKILL)
 
@@ -213,6 +215,12 @@ async def inject(
         streams=len(streams),
         recovery_s=max(stream.longest_pause_s(injected_s) for stream in unfinished),
     )
+
+
+def kill_rank(verifier: int) -> None:
+    """Kills the largest child of vLLM's process: each of its ranks holds a share of the model."""
+    children = psutil.Process(verifier).children(recursive=True)
+    max(children, key=lambda child: child.memory_info().rss).kill()
 
 
 def report(fault: str, outcomes: Sequence[Outcome]) -> list[Record]:

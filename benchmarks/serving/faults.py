@@ -18,13 +18,20 @@ class Fault:
     """Matches the actor's name or class."""
     node: bool = False
     """Whether the victim's whole node is removed."""
-    ranks: int = 1
-    """Tensor-parallel ranks of the target that it needs."""
+    rank: bool = False
+    """Whether only one of the target's ranks is killed, a child process of the victim."""
+    replicas: int = 2
+    """Those of the deployment that it needs."""
     hangs: bool = False
     """Whether the victim is stopped, so that it is alive and does not answer."""
 
     def matches(self, actor: Actor) -> bool:
         return _matches(self.victim, actor)
+
+    def setting(self, backend: str) -> "Setting":
+        """The deployment that it needs: only vLLM has ranks."""
+        ranks, backend = (2, "vllm") if self.rank else (1, backend)
+        return Setting(ranks, backend, self.replicas)
 
 
 def _matches(pattern: re.Pattern[str], actor: Actor) -> bool:
@@ -39,9 +46,9 @@ FAULTS = (
     Fault("router", ROUTER),
     Fault("replica", REPLICA),
     Fault("node", REPLICA, node=True),
-    Fault("tp_rank", re.compile(r"^spindle:.*:verifier/rank1:"), ranks=2),
+    Fault("tp_rank", re.compile(r"^spindle:.*:verifier:"), rank=True, replicas=1),
     # Where there is one replica only, streams wait for its successor.
-    Fault("only_replica", REPLICA, ranks=2),
+    Fault("only_replica", REPLICA, replicas=1),
 )
 
 
@@ -65,7 +72,7 @@ class Setting:
             "backend": self.backend,
             "tensor_parallel": self.ranks,
             # So many that each replica takes a worker node of its own (see serving/app.py).
-            "cpus": NODE_CPUS / 2 / self.ranks,
+            "cpus": NODE_CPUS / 2,
             "kv_tokens": 16_384,
         }
         if self.backend == "vllm":  # without compilation it recovers in a third of the time
@@ -83,7 +90,7 @@ class Setting:
         hosts = sum(actor.name.startswith(f"{APP}:") for actor in actors)
         drafters = 2
         return (
-            hosts == self.replicas * (drafters + self.ranks)
+            hosts == self.replicas * (drafters + 1)
             and app.replica_states() == {"RUNNING": self.replicas}
             and any(_matches(ROUTER, actor) for actor in actors)
             and _healthy(app.url)

@@ -30,7 +30,6 @@ from engine.attention.context import AttentionBatch
 from engine.attention.layouts import LAYOUTS
 from engine.hidden_states import HiddenStates
 from engine.model import Segment
-from engine.parallel.ranks import Place
 from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom, Verdict, VerifyOrder
 from engine.sampling.sampler import Row, choose
 from engine.verifiers import native
@@ -81,8 +80,8 @@ class _Kinds(dict[str, str]):
 
 
 class PoisonedVerifier(VerifierWorker):
-    def load(self, place: Place | None = None) -> None:
-        super().load(place)
+    def load(self) -> None:
+        super().load()
         self._kinds = _Kinds()
         patch.object(native, "choose", _poisoned_choose).start()
         assert isinstance(self._verifier, native.NativeVerifier)

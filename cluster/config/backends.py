@@ -15,9 +15,8 @@ class Backend:
     """Takes `engine_args`, arguments specific to this backend."""
     layouts: bool
     """Its attention layout can be chosen; otherwise it has one of its own."""
-    rank_actors: bool
-    """Each tensor-parallel rank is an actor of Spindle; otherwise the backend starts its ranks
-    itself."""
+    ranks: bool
+    """Splits the target over several tensor-parallel ranks, which it starts itself."""
     quantized: bool
     """Reads quantized checkpoints."""
     features: bool
@@ -30,7 +29,7 @@ BACKENDS: Mapping[str, Backend] = {
         swap=True,
         engine_args=False,
         layouts=True,
-        rank_actors=True,
+        ranks=False,
         quantized=False,
         features=True,
     ),
@@ -39,7 +38,7 @@ BACKENDS: Mapping[str, Backend] = {
         swap=False,
         engine_args=True,
         layouts=False,
-        rank_actors=False,
+        ranks=True,
         quantized=True,
         features=False,
     ),

@@ -82,9 +82,10 @@ class TargetConfig(Section):
     `packed` without padding, `decomposed` in pieces of one length (Spin), `padded` to the longest
     (docs/attention.md)."""
     tensor_parallel: AtLeastOne = 1
-    """Number of ranks that share the model. Each needs whole attention heads."""
+    """Number of ranks that share the model, for `backend: vllm`. Each needs whole attention
+    heads."""
     placement: Placement = "actor"
-    """`actor`: in a process of its own, or one per rank. `inline`: in the replica's process."""
+    """`actor`: in a process of its own. `inline`: in the replica's process."""
     gpus: Gpus = 0
     """GPUs per rank; below 1 a share of a GPU; 0 runs on the CPU."""
     accelerator: str | None = None
@@ -125,8 +126,13 @@ class TargetConfig(Section):
             )
         if self.quantize in ("int8", "int4") and not self._can_quantize:
             raise ValueError(
-                f"quantize: {self.quantize} needs backend: native on a CPU (gpus: 0), "
-                "tensor_parallel: 1 and a dtype other than bfloat16; leave it out"
+                f"quantize: {self.quantize} needs backend: native on a CPU (gpus: 0) and a dtype "
+                "other than bfloat16; leave it out"
+            )
+        if self.tensor_parallel > 1 and not backend.ranks:
+            raise ValueError(
+                f"tensor_parallel: backend {self.backend} runs on one device; set 1, or backend: "
+                f"{able('ranks')}"
             )
         if self.placement == "inline" and self.tensor_parallel > 1:
             raise ValueError(
@@ -139,8 +145,7 @@ class TargetConfig(Section):
 
     @property
     def _can_quantize(self) -> bool:
-        on_cpu = self.backend == "native" and not self.gpus and self.tensor_parallel == 1
-        return on_cpu and self.dtype != "bfloat16"
+        return self.backend == "native" and not self.gpus and self.dtype != "bfloat16"
 
     @property
     def own_quantize(self) -> Quantize:
@@ -173,8 +178,7 @@ class DrafterConfig(Section):
     model: ModelName | None = None
     """For kinds `model` and `eagle3`: given like the target's `model`."""
     dtype: Dtype = "auto"
-    """The dtype of weights and KV. `auto`: as for the target, but float32 for models so small that
-    compiled loops run them (docs/drafters.md)."""
+    """The dtype of weights and KV. `auto`: as for the target."""
     max_batch: AtLeastOne = 16
     """The most requests that each instance drafts for at once (B_j of Spin)."""
     kv_tokens: Tokens | None = None

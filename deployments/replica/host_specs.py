@@ -77,7 +77,7 @@ def target_spec(config: AppConfig, placement: Placement) -> TargetSpec:
         gpus=target.gpus,
         cpus=target.cpus,
         threads=target.threads,
-        bundles=placement.ranks,
+        bundles=() if placement.target is None else (placement.target,),
     )
 
 

@@ -6,16 +6,14 @@ best by path confidence form the next level.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numba import njit
-from numba.extending import register_jitable
 from numpy.typing import NDArray
 
 from engine.protocol import DraftStep, Start
-from engine.sampling.sampler import Row, row_params
+from engine.sampling.sampler import Row
 from policies.tree import ROOT, DraftTree
 
 if TYPE_CHECKING:  # loads xgrammar
@@ -66,39 +64,6 @@ class TreeArrays(NamedTuple):
     width: NDArray[np.int64]  # [jobs]
 
 
-class PackedTrees(NamedTuple):
-    """TreeArrays in three arrays, which numba unboxes in 0.4 µs instead of 4."""
-
-    nodes: NDArray[np.int32]  # [tokens, parents, node_depth]
-    confidences: NDArray[np.float32]  # [confidence, path_confidence]
-    counts: NDArray[np.int64]  # [size, level, depth, width]
-
-
-@register_jitable
-def tree_views(
-    nodes: NDArray[np.int32], confidences: NDArray[np.float32], counts: NDArray[np.int64]
-) -> TreeArrays:
-    """The fields of PackedTrees as TreeArrays."""
-    return TreeArrays(
-        nodes[0],
-        nodes[1],
-        confidences[0],
-        confidences[1],
-        nodes[2],
-        counts[0],
-        counts[1],
-        counts[2],
-        counts[3],
-    )
-
-
-class PackedRowParams(NamedTuple):
-    """The sampling parameters of each job, for its first draft token."""
-
-    integers: NDArray[np.int64]  # [top_k, seed_low, seed_high, position]
-    reals: NDArray[np.float64]  # [temperature, top_p, min_p]
-
-
 class GrowingTrees:
     """The trees of all jobs of one draft call."""
 
@@ -106,45 +71,12 @@ class GrowingTrees:
         self.jobs = jobs
         count = len(jobs)
         nodes = max((job.depth * job.width for job in jobs), default=0)
-        self.packed = PackedTrees(
-            np.zeros((3, count, nodes), np.int32),
-            np.zeros((2, count, nodes), np.float32),
-            np.zeros((4, count), np.int64),
-        )
-        self.arrays = tree_views(*self.packed)
-        self.arrays.width[:] = [job.width for job in jobs]
-
-    @cached_property
-    def row_params(self) -> PackedRowParams:
-        """For deeper tokens the depth is added to the position."""
-        columns = row_params(
-            [
-                Row(
-                    job.start.params,
-                    job.start.seed,
-                    len(job.committed),
-                    job.start.prompt_len,
-                    job.committed,
-                )
-                for job in self.jobs
-            ]
-        )
-        return PackedRowParams(
-            np.stack([columns.top_k, columns.seed_low, columns.seed_high, columns.position]),
-            np.stack([columns.temperature.astype(np.float64), columns.top_p, columns.min_p]),
-        )
-
-    @cached_property
-    def samples_raw_logits(self) -> bool:
-        """Whether no job has a grammar, penalty, bias, min_tokens or forbidden tokens, so kernels
-        can sample logits as is."""
-        return not any(
-            job.matcher is not None
-            or job.start.params.has_penalties
-            or job.start.params.logit_bias
-            or job.start.params.forbids_tokens
-            or (job.start.params.min_tokens and job.start.params.stop_token_ids)
-            for job in self.jobs
+        tokens, parents, node_depth = np.zeros((3, count, nodes), np.int32)
+        confidence, path_confidence = np.zeros((2, count, nodes), np.float32)
+        size, level, depth = np.zeros((3, count), np.int64)
+        width = np.array([job.width for job in jobs], np.int64)
+        self.arrays = TreeArrays(
+            tokens, parents, confidence, path_confidence, node_depth, size, level, depth, width
         )
 
     def frontier(self, job: int) -> range:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from cluster.checkpoints import architecture
+from engine.cpu.prepack import fast_dtype
 from engine.draft_profile import DraftCosts, measure_drafter
 from engine.drafters.beam import DraftJob
 from engine.drafters.eagle3_head import Eagle3Head
 from engine.drafters.eagle3_runner import Eagle3Runner
-from engine.drafters.loading import LoadedDrafter, auto_dtype, cached_costs
+from engine.drafters.loading import LoadedDrafter, cached_costs
 from engine.drafters.model import ModelDrafter, check_vocabulary
 from engine.errors import IncompatibleDrafter
 from engine.feature_buffer import lacks_from
@@ -130,7 +131,7 @@ def load_eagle3(
     target: Path,
 ) -> LoadedDrafter:
     """`target`: its checkpoint. Raises IncompatibleDrafter."""
-    dtype = dtype or auto_dtype(checkpoint, device)
+    dtype = dtype or fast_dtype(device)
     try:
         check_vocabulary(name, architecture(checkpoint).vocab_size, target_vocab_size)
         head = Eagle3Head.load(checkpoint, device, dtype, target)

@@ -9,7 +9,7 @@ tokens the head's own output takes the place of the features.
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,7 @@ from transformers.models.llama.modeling_llama import (
 
 from cluster.checkpoints import Eagle3Shape, eagle3_shape
 from engine.checkpoint import load_config
-from engine.cpu.decoder_loop import FusedLayer, Norm, fused_layer, fused_norm
-from engine.cpu.prepack import PackedLinear, prepack
+from engine.cpu.prepack import prepack
 from engine.drafters.head_weights import (
     EMBEDDINGS,
     OUTPUT,
@@ -106,7 +105,6 @@ class Eagle3Head(nn.Module):
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, shape.draft_vocab_size, bias=False)
         self.size = float(sum(weight.numel() for weight in self.parameters()))
-        self._fused: FusedHead | None = None
         self.rotary = LlamaRotaryEmbedding(config)
 
     @classmethod
@@ -133,7 +131,6 @@ class Eagle3Head(nn.Module):
         head.rotary = LlamaRotaryEmbedding(head.config).to(device)  # in fp32
         head.eval().requires_grad_(False)
         prepack(head)
-        head._fused = fused_head(head)
         return head
 
     @property
@@ -150,43 +147,13 @@ class Eagle3Head(nn.Module):
         which `logits` are the scores of the next token."""
         embeddings = self.embed_tokens(tokens)
         cos, sin = self.rotary(embeddings[None], positions[None])
-        run = self.layers[0] if self._fused is None else self._fused
-        output: Tensor = run(embeddings, hidden, cos[0], sin[0], attend)
+        output: Tensor = self.layers[0](embeddings, hidden, cos[0], sin[0], attend)
         return output
 
     def logits(self, hidden: Tensor) -> Tensor:
         """In fp32, over the reduced vocabulary."""
         scores: Tensor = self.lm_head(self.norm(hidden))
         return scores.float()
-
-
-class FusedHead(NamedTuple):
-    """The head's layer in the compiled calls of the target's fast path."""
-
-    layer: FusedLayer
-    hidden_norm: Norm
-    norm_before_residual: bool
-
-    def __call__(
-        self, embeddings: Tensor, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend
-    ) -> Tensor:
-        normed = self.hidden_norm(hidden)
-        residual = normed if self.norm_before_residual else hidden
-        read = torch.cat([self.layer.attention_norm(embeddings), normed], -1)
-        rotation = cos.float().numpy(), sin.float().numpy()
-        return self.layer.behind_norm(
-            read, residual, *rotation, lambda call: attend(call.query, call.keys, call.values)
-        )
-
-
-def fused_head(head: Eagle3Head) -> FusedHead | None:
-    """None if the modules themselves must run, on another device or with another activation."""
-    layer = head.layers[0]
-    if head.config.hidden_act != "silu" or not isinstance(head.fc, PackedLinear):
-        return None
-    return FusedHead(
-        fused_layer(layer, 0), fused_norm(layer.hidden_norm), layer.norm_before_residual
-    )
 
 
 def _layers(target: Path) -> int:

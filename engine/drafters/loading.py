@@ -7,12 +7,10 @@ from pathlib import Path
 
 import torch
 
-from cluster.checkpoints import parameters_of_a_step
 from engine.checkpoint import load_whole
 from engine.cpu.prepack import fast_dtype
 from engine.draft_profile import CONTEXT, REQUESTS, ROUNDS, DraftCosts, measure_drafter
 from engine.drafters.model import ModelDrafter, make_runner
-from engine.drafters.tiny_weights import MAX_PARAMETERS
 from engine.errors import IncompatibleDrafter, IncompleteCheckpoint
 from engine.grammar.compiler import Grammars
 from engine.profiler import Grid, Measured, ProfileKey, cached_samples
@@ -46,7 +44,7 @@ def load_model_drafter(
     """`name`: of the lane. Raises IncompatibleDrafter."""
     if checkpoint is None:
         raise ValueError(f"drafter {name!r} of kind model needs a checkpoint")
-    dtype = dtype or auto_dtype(checkpoint, device)
+    dtype = dtype or fast_dtype(device)
     try:
         stock = load_whole(checkpoint, dtype=dtype).to(device).eval()
     except IncompleteCheckpoint as error:
@@ -58,11 +56,10 @@ def load_model_drafter(
         target_vocab_size=target_vocab_size,
         grammars=Grammars.of(checkpoint, target_vocab_size),
     )
-    setup = f"draft steps of {type(runner).__name__}"
 
     def measure(cache_dir: Path, seconds: float) -> DraftCosts:
         steps = partial(measure_drafter, drafter, target_vocab_size, runner.max_context, seconds)
-        return cached_costs(stock, stock.device, setup, cache_dir, seconds, steps)
+        return cached_costs(stock, stock.device, "draft steps", cache_dir, seconds, steps)
 
     return LoadedDrafter(
         drafter,
@@ -82,11 +79,3 @@ def cached_costs(
     """Fitted to steps that were measured before, or now; `setup`: as in ProfileKey.of."""
     key = ProfileKey.of(model, device, setup, Grid(REQUESTS, (1,), CONTEXT, ROUNDS, seconds))
     return DraftCosts.fit(cached_samples(key, cache_dir, measure_steps))
-
-
-def auto_dtype(checkpoint: Path, device: str) -> torch.dtype:
-    """What the device multiplies fast, but float32 for models that compiled loops run."""
-    size = parameters_of_a_step(checkpoint)
-    if device == "cpu" and size is not None and size <= MAX_PARAMETERS:
-        return torch.float32
-    return fast_dtype(device)

@@ -13,8 +13,6 @@ from transformers import PreTrainedModel
 
 from engine.drafters.beam import DraftJob, GrowingTrees
 from engine.drafters.runner import Chunk, DraftRunner, PackedRunner
-from engine.drafters.tiny import TinyRunner
-from engine.drafters.tiny_weights import is_tiny
 from engine.errors import IncompatibleDrafter, OutOfBlocks
 from engine.grammar.compiler import Grammars
 from engine.grammar.gate import Matchers
@@ -34,10 +32,7 @@ MAX_REQUESTS = 4096
 """Requests whose tokens are kept; their KV is bounded by the runner's pool."""
 
 
-def make_runner(model: PreTrainedModel, *, kv_tokens: int) -> DraftRunner:
-    """The faster of the two runners that supports this model."""
-    if is_tiny(model):
-        return TinyRunner(model, kv_tokens=kv_tokens)
+def make_runner(model: PreTrainedModel, *, kv_tokens: int) -> PackedRunner:
     on_gpu = model.device.type == "cuda"
     return PackedRunner(PackedModel(model, kv_tokens=kv_tokens, static_steps=on_gpu))
 

@@ -1,4 +1,4 @@
-"""Runs a model drafter's model. There are two runners, equal in result (tested)."""
+"""Runs a model drafter's model."""
 
 from collections.abc import Sequence
 from itertools import accumulate

@@ -24,7 +24,7 @@ from engine.scopes import SHARED, Scope
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """The shape of one row in the cache of one model (or of one tensor-parallel rank)."""
+    """The shape of one row in the cache of one model."""
 
     layers: int
     kv_heads: int
@@ -85,11 +85,6 @@ class KVCache:
     def capacity(self) -> int:
         """The rows that a request alone in the pool may have."""
         return len(self._pool) * self.block_size
-
-    @property
-    def swap_capacity(self) -> int:
-        """The rows that host memory holds."""
-        return len(self._host_pool) * self.block_size
 
     @property
     def free_blocks(self) -> int:

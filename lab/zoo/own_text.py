@@ -14,8 +14,8 @@ import numpy as np
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from benchmarks.generation import Rejected, generate
 from cluster.cache import written_whole
-from engine.generate import Rejected, generate
 from engine.protocol import Verifier
 from engine.sampling.params import SamplingParams
 

@@ -13,6 +13,7 @@ from tests.cluster.checkpoints import write
 
 TINY = {"name": "tiny", "model": "zoo/tiny"}
 TWO_GPUS = {"CPU": 8.0, "GPU": 2.0, "memory": 64e9}
+TWO_RANKS = {"backend": "vllm", "gpus": 1, "tensor_parallel": 2}
 
 
 def serve_config(folder: Path, args: dict[str, Any]) -> str:
@@ -40,7 +41,8 @@ def test_the_table_shows_every_process_and_what_it_takes(
         num_attention_heads=8,
         num_key_value_heads=2,
     )
-    target = {"model": str(model), "dtype": "bfloat16", "tensor_parallel": 2, "threads": 3}
+    target = {"model": str(model), "dtype": "bfloat16", "threads": 3}
+    target |= {"backend": "vllm", "tensor_parallel": 2}
     args = {
         "target": target | {"kv_tokens": 10_000},
         "drafters": [
@@ -51,13 +53,11 @@ def test_the_table_shows_every_process_and_what_it_takes(
     node = "CPU=16,memory=8GB"
     assert main([serve_config(tmp_path, args), "--node", node]) == 0
     table = rows(capsys.readouterr().out)
-    # bundle, GPU, CPU, threads, weights, KV, memory; bfloat16 halves of the target, and
-    # float32 drafters.
+    # bundle, GPU, CPU, threads, weights, KV, memory; the bfloat16 target, and float32 drafters.
     assert table["replica"] == ["0", "0", "0.05", "1", "0.0", "0.0", "600.0"]
-    assert table["verifier"] == ["0", "0", "0.05", "3", "1.0", "1.3", "602.3"]
-    assert table["verifier/rank1"] == table["verifier"]
+    assert table["verifier"] == ["0", "0", "0.05", "6", "2.0", "2.6", "604.6"]
     assert table["a/0"] == table["a/1"] == ["0", "0", "0.05", "1", "4.0", "10.2", "614.2"]
-    assert table["sum"] == ["0", "0.25", "9", "10.0", "23.0", "3,033.0"]
+    assert table["sum"] == ["0", "0.2", "9", "10.0", "23.0", "2,433.0"]
     assert "note" not in table
 
 
@@ -86,11 +86,11 @@ def test_a_bad_field_and_a_bad_file_end_with_status_1(
 @pytest.mark.parametrize(
     ("args", "nodes", "expected"),
     [
-        ({"target": {"gpus": 1, "tensor_parallel": 2}}, [TWO_GPUS], None),
+        ({"target": TWO_RANKS}, [TWO_GPUS], None),
         (
-            {"target": {"gpus": 1, "tensor_parallel": 2}},
+            {"target": TWO_RANKS},
             [TWO_GPUS | {"GPU": 1.0}] * 2,
-            "GPU: verifier, verifier/rank1 need 2 on one node, and none has more than 1",
+            "GPU: verifier needs 2 on one node, and none has more than 1",
         ),
         (
             {"target": {"gpus": 3}},

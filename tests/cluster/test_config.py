@@ -68,14 +68,15 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
         ("accelerator: L4 without a GPU", {"target": {"accelerator": "L4"}}),
         (
             "placement: .* set actor",
-            {"target": {"placement": "inline", "tensor_parallel": 2}},
+            {"target": VLLM | {"placement": "inline", "tensor_parallel": 2}},
         ),
         ("threads: an inline model", {"target": {"placement": "inline", "threads": 2}}),
         (
             "target.tensor_parallel: 3 .* possible are 1, 2",
-            {"target": {"tensor_parallel": 3}},
+            {"target": VLLM | {"tensor_parallel": 3}},
         ),
-        ("target.tensor_parallel: 4 ", {"target": {"tensor_parallel": 4}}),
+        ("target.tensor_parallel: 4 ", {"target": VLLM | {"tensor_parallel": 4}}),
+        ("tensor_parallel: .* backend: vllm", {"target": {"tensor_parallel": 2}}),
         ("target.kv_tokens: 1024 .* 2048", {"target": {"kv_tokens": 1024}}),
         ("drafters.0.model", {"drafters": [{"name": "a", "model": "zoo/nothing"}]}),
         ("drafters.0: model: ", {"drafters": [{"name": "a"}]}),

@@ -20,7 +20,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.hosts.spawn import Actors, Group, VerifierLauncher
+from actors.hosts.spawn import Actor, Group, VerifierLauncher
 from cluster.check import main
 from cluster.config import AppConfig
 from cluster.placement import REPLICA, STRATEGY, Placement, plan
@@ -31,7 +31,7 @@ from tests.cluster.probe import Probe, Seat
 
 SMALL = {"model": "zoo/tiny", "gpus": 1, "accelerator": "L4"}
 FITTING: dict[str, Any] = {
-    "target": {"tensor_parallel": 2, "gpus": 1, "accelerator": "H100", "dtype": "float32"},
+    "target": {"gpus": 2, "accelerator": "H100", "dtype": "float32"},
     "drafters": [
         SMALL | {"name": "code"},
         SMALL | {"name": "prose", "instances": 2},
@@ -82,43 +82,43 @@ def with_accelerator(name: str) -> set[str]:
     }
 
 
-def test_every_drafter_has_its_own_gpu_and_ranks_are_together(nodes: Cluster) -> None:
+def test_every_drafter_has_its_own_gpu_and_those_of_the_target_are_together(nodes: Cluster) -> None:
     config = AppConfig.model_validate(FITTING)
     placement = plan(config)
-    bundles = {f"rank{rank}": bundle for rank, bundle in enumerate(placement.ranks)}
-    bundles |= placement.lanes
-    assert bundles.keys() == {"rank0", "rank1", "code", "prose/0", "prose/1", "cpu"}
+    assert placement.target is not None
+    gpus = {"target": 2, "code": 1, "prose/0": 1, "prose/1": 1, "cpu": 0}
+    bundles = {"target": placement.target, **placement.lanes}
+    assert bundles.keys() == gpus.keys()
     with placed(placement) as (group, node):
-        probes = {
-            name: probe(group, bundle, gpus=name != "cpu") for name, bundle in bundles.items()
-        }
+        probes = {name: probe(group, bundle, gpus[name]) for name, bundle in bundles.items()}
         places = ray.get([actor.where.remote() for actor in probes.values()], timeout=60)
     seats = dict(zip(probes, places, strict=True))
     assert seats["cpu"] == Seat(node[REPLICA], ""), "next to the replica, without a GPU"
-    ranks = [seats.pop("rank0"), seats.pop("rank1")]
-    assert {seat.node for seat in ranks} <= with_accelerator("H100")
-    assert len({seat.node for seat in ranks}) == 1
+    target = seats.pop("target")
+    assert target.node in with_accelerator("H100")
+    assert {*target.gpus.split(",")} == {"0", "1"}
     del seats["cpu"]
     assert {seat.node for seat in seats.values()} == with_accelerator("L4")
-    assert all(seat.gpus in ("0", "1") for seat in (*ranks, *seats.values())), "one GPU each"
-    assert len({*ranks, *seats.values()}) == 5, "and no two the same"
+    assert all(seat.gpus in ("0", "1") for seat in seats.values()), "one GPU each"
+    assert len({*seats.values()}) == 3, "and no two the same"
 
 
 def test_the_actors_of_a_replica_go_where_the_plan_says(nodes: Cluster) -> None:
     """They begin there. On this machine they find no GPU, and end."""
     config = AppConfig.model_validate(FITTING)
     placement = plan(config)
+    assert placement.target is not None
     target, (drafter, *_) = target_spec(config, placement), drafter_specs(config, placement)
 
     async def begin(actors: Group) -> None:
         async with asyncio.timeout(90):
             begun = await asyncio.gather(
-                VerifierLauncher(actors, target, timeout_s=30).launch(0),
+                VerifierLauncher(actors, target).launch(0),
                 actors.launch_drafter(drafter, 0, target_vocab_size=2048, life=0),
                 return_exceptions=True,
             )
         for one in begun:
-            if isinstance(one, Actors):
+            if isinstance(one, Actor):
                 one.kill()
             else:
                 assert isinstance(one, SpindleError)
@@ -131,8 +131,7 @@ def test_the_actors_of_a_replica_go_where_the_plan_says(nodes: Cluster) -> None:
             if actor["Name"].startswith("spindle:fake:")
         }
     assert went == {
-        "spindle:fake:verifier:0": node[placement.ranks[0]],
-        "spindle:fake:verifier/rank1:0": node[placement.ranks[1]],
+        "spindle:fake:verifier:0": node[placement.target],
         "spindle:fake:code:0": node[placement.lanes["code"]],
     }
 
@@ -150,7 +149,7 @@ def test_shares_of_one_gpu_may_lie_together(nodes: Cluster) -> None:
 @pytest.mark.parametrize(
     ("change", "lacking"),
     [
-        ({"target": {"tensor_parallel": 1, "gpus": 3}}, "GPU: verifier needs 3 on one node"),
+        ({"target": {"gpus": 3}}, "GPU: verifier needs 3 on one node"),
         (
             {"drafters": [SMALL | {"name": "many", "instances": 5}]},
             "GPU, accelerator_type:L4: beside the others no node has room for many",

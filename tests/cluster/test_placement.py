@@ -17,7 +17,7 @@ def planned(**args: Any) -> Placement:
 def test_hosts_without_a_gpu_share_the_replicas_bundle() -> None:
     placement = planned(target={"cpus": 0.5}, drafters=[TINY, SMALL | {"instances": 2}, NGRAM])
     assert placement.bundles == ({"CPU": 0.7},)
-    assert placement.ranks == (0,)
+    assert placement.target == 0
     assert placement.lanes == {"tiny": 0, "small/0": 0, "small/1": 0}
     assert placement.replica_options == {"num_cpus": 0.05, "num_gpus": 0}
 
@@ -28,25 +28,17 @@ def test_every_drafter_with_a_gpu_has_a_bundle_of_its_own() -> None:
     )
     assert placement.bundles[1:] == ({"CPU": 1, "GPU": 0.5},) * 2 + ({"CPU": 0.05, "GPU": 2},)
     assert placement.lanes == {"tiny/0": 1, "tiny/1": 2, "small": 3}
-    assert placement.ranks == (0,), "the target computes on the CPU here"
+    assert placement.target == 0, "the target computes on the CPU here"
 
 
 def test_all_ranks_lie_in_one_bundle_and_so_on_one_node() -> None:
-    placement = planned(target={"tensor_parallel": 2, "gpus": 1, "cpus": 2}, drafters=[TINY])
-    assert placement.bundles == ({"CPU": 0.1}, {"CPU": 4, "GPU": 2})
-    assert placement.ranks == (1, 1)
-
-
-def test_vllm_starts_its_ranks_itself_in_one_actor() -> None:
-    placement = planned(target={"backend": "vllm", "tensor_parallel": 2, "gpus": 1, "cpus": 2})
-    assert placement.bundles == ({"CPU": 0.05}, {"CPU": 2, "GPU": 2})
-    assert placement.ranks == (1,)
-
-
-def test_ranks_on_the_cpu_are_next_to_the_replica() -> None:
-    placement = planned(target={"tensor_parallel": 2, "cpus": 1})
+    target = {"backend": "vllm", "tensor_parallel": 2, "cpus": 2}
+    placement = planned(target=target | {"gpus": 1}, drafters=[TINY])
+    assert placement.bundles == ({"CPU": 0.1}, {"CPU": 2, "GPU": 2})
+    assert placement.target == 1
+    placement = planned(target=target)
     assert placement.bundles == ({"CPU": 2.05},)
-    assert placement.ranks == (0, 0)
+    assert placement.target == 0
 
 
 def test_inline_models_are_the_replicas_own() -> None:
@@ -55,7 +47,7 @@ def test_inline_models_are_the_replicas_own() -> None:
         drafters=[TINY | {"placement": "inline", "gpus": 0.5}, SMALL],
     )
     assert placement.bundles == ({"CPU": 0.1, "GPU": 1},)
-    assert placement.ranks == ()
+    assert placement.target is None
     assert placement.lanes == {"small": 0}
     assert placement.replica_options == {"num_cpus": 0.05, "num_gpus": 1}
 

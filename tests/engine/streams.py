@@ -10,12 +10,11 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from benchmarks.generation import DraftPlan, Generation
 from cluster.built_in_models import TARGET, model_path
 from cluster.config.drafter_kinds import LOOKUPS, drafter_kind
 from engine.drafters.model import ModelDrafter, make_runner
 from engine.drafters.runner import PackedRunner
-from engine.drafters.tiny import TinyRunner
-from engine.generate import DraftPlan, Generation
 from engine.grammar.spec import OutputGrammar
 from engine.model import PackedModel
 from engine.protocol import (
@@ -102,7 +101,6 @@ def zoo_model(name: str) -> PreTrainedModel:
 
 def make_drafters() -> list[Drafter]:
     tiny, small = make_runner(zoo_model("tiny"), kv_tokens=AMPLE), zoo_model("small")
-    assert isinstance(tiny, TinyRunner)
     vocab_size = small.config.vocab_size
     # A pool too small for a batch of 17, so that drafters run out of memory too.
     eager = PackedRunner(PackedModel(small, kv_tokens=2048))
@@ -154,32 +152,38 @@ def make_requests(case: Case) -> dict[str, Request]:
     return requests
 
 
-class CountingVerifier:
+class WrappedVerifier:
+    """Passes everything on to another one; subclasses change `verify`."""
+
+    def __init__(self, verifier: Verifier) -> None:
+        self._verifier = verifier
+        self.vocab_size = verifier.vocab_size
+        self.max_context = verifier.max_context
+        self.stop_token_ids = verifier.stop_token_ids
+        self.verifies_trees = verifier.verifies_trees
+        self.follows_grammars = verifier.follows_grammars
+
+    def verify(
+        self, orders: Sequence[VerifyOrder]
+    ) -> Sequence[Verdict | Missing | NoRoom | Failed]:
+        return self._verifier.verify(orders)
+
+    def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
+        return self._verifier.score(prompt, token_ids)
+
+    def forget(self, requests: Iterable[str]) -> None:
+        self._verifier.forget(requests)
+
+    def roll_back(self, requests: Iterable[str]) -> None:
+        self._verifier.roll_back(requests)
+
+
+class CountingVerifier(WrappedVerifier):
     """Counts events, so that a suite can assert that each factor had its effect."""
 
     def __init__(self, verifier: Verifier, seen: Counter[str]) -> None:
-        self._verifier = verifier
+        super().__init__(verifier)
         self._seen = seen
-
-    @property
-    def vocab_size(self) -> int:
-        return self._verifier.vocab_size
-
-    @property
-    def max_context(self) -> int:
-        return self._verifier.max_context
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        return self._verifier.stop_token_ids
-
-    @property
-    def verifies_trees(self) -> bool:
-        return self._verifier.verifies_trees
-
-    @property
-    def follows_grammars(self) -> bool:
-        return self._verifier.follows_grammars
 
     def verify(
         self, orders: Sequence[VerifyOrder]
@@ -196,15 +200,6 @@ class CountingVerifier:
             else:
                 self._seen[type(answer).__name__] += 1
         return answers
-
-    def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
-        return self._verifier.score(prompt, token_ids)
-
-    def forget(self, requests: Iterable[str]) -> None:
-        self._verifier.forget(requests)
-
-    def roll_back(self, requests: Iterable[str]) -> None:
-        self._verifier.roll_back(requests)
 
 
 def serve(

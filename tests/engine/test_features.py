@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from benchmarks.generation import generate
 from engine.drafters.model import ModelDrafter
 from engine.drafters.runner import PackedRunner
 from engine.feature_buffer import FeatureBuffer
 from engine.features import FeatureLanes
-from engine.generate import generate
 from engine.hidden_states import HiddenStates, as_tensor
 from engine.model import PackedModel
 from engine.protocol import (

@@ -14,9 +14,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from benchmarks.generation import generate
 from cluster.built_in_models import TARGET, model_path
 from engine.attention.layouts import LayoutName
-from engine.generate import generate
 from engine.hidden_states import HiddenStates
 from engine.model import PackedModel, Segment
 from engine.sampling.params import SamplingParams

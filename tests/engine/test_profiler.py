@@ -19,7 +19,6 @@ from engine.profiler import (
     profile,
     shapes_of,
 )
-from engine.swap_profile import swap_cost
 from policies.cost import fit_roofline
 from tests.checkpoints import CONTEXT, llama
 
@@ -53,15 +52,6 @@ def test_shapes_too_large_for_the_model_are_left_out(model: PackedModel) -> None
     assert {sample.context for sample in measure(model, grid)} == {16, 48}
     with pytest.raises(ValueError, match="too small"):
         measure(model, replace(GRID, context=(CONTEXT,)))
-
-
-def test_a_swap_is_measured_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    model = PackedModel(llama(), kv_tokens=512, swap_tokens=256)
-    cost = swap_cost(model, "packed", tmp_path)
-    assert cost.predict(CONTEXT) > 0
-    assert swap_cost(model, "packed", tmp_path) == cost
-    assert model.kv.used_blocks == 0
-    model.kv.check()
 
 
 def test_a_second_profile_comes_from_the_cache(

@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.generation import generate
 from cluster.built_in_models import HEADS, model_path, smollm2_path
 from engine.drafters.eagle3 import load_eagle3
 from engine.drafters.lookup import SuffixDrafter
-from engine.generate import generate
 from engine.model import PackedModel
 from engine.protocol import Commit, Drafter, Verifier
 from engine.sampling.params import SamplingParams

@@ -13,9 +13,9 @@ from actors.coordinator.events import Arrived, Event, Left
 from actors.coordinator.lengths import LengthLearner, Ranker, RankerText
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Limits, Policies
+from benchmarks.generation import generate
 from benchmarks.simulator.clock import run
 from cluster.built_in_models import TARGET, model_path
-from engine.generate import generate
 from engine.model import PackedModel
 from engine.protocol import Commit
 from engine.sampling.params import SamplingParams

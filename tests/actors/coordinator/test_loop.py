@@ -29,11 +29,11 @@ from actors.coordinator.settings import Lane, Limits, Policies
 from actors.coordinator.stream import Cancelled, Overloaded, Stream
 from actors.hosts.direct import DirectDrafter
 from actors.hosts.protocol import HostLost
+from benchmarks.generation import generate
 from engine.drafters.lookup import NgramDrafter
 from engine.drafters.model import ModelDrafter
 from engine.drafters.runner import PackedRunner
 from engine.errors import InvalidRequest, SpindleError
-from engine.generate import generate
 from engine.model import PackedModel
 from engine.protocol import Commit
 from engine.sampling.params import SamplingParams

@@ -34,7 +34,7 @@ def cluster() -> Iterator[None]:
 
 
 def processes(replica: str, life: int | None = None) -> dict[str, int]:
-    """The living actors of one replica, of this life or any: a lane, verifier or verifier/rank1
+    """The living actors of one replica, of this life or any: a lane or the verifier
     and its process."""
     prefix = f"spindle:{replica}:"
     living = [

@@ -24,7 +24,6 @@ from cluster.built_in_models import TARGET, model_path
 from engine.drafters.lookup import NgramDrafter, SuffixDrafter
 from engine.drafters.model import ModelDrafter
 from engine.drafters.runner import PackedRunner
-from engine.drafters.tiny import TinyRunner
 from engine.errors import SpindleError
 from engine.kv.cache import KVCache
 from engine.model import PackedModel
@@ -183,9 +182,14 @@ def after_a_commit_in_the_middle_of_its_output(patch: Patch) -> None:
     raising(patch, NativeVerifier, "_commit", names, late=True)
 
 
+def is_targets(kv: KVCache) -> bool:
+    """Drafters run on the same classes."""
+    return kv.shape.layers == 4
+
+
 def in_the_forward(patch: Patch, late: bool = False) -> None:
-    def names(_self: PackedModel, segments: Sequence[Any], *_: object) -> list[str]:
-        return [segment.request for segment in segments]
+    def names(model: PackedModel, segments: Sequence[Any], *_: object) -> list[str]:
+        return [segment.request for segment in segments] if is_targets(model.kv) else []
 
     raising(patch, PackedModel, "forward", names, late)
 
@@ -207,7 +211,7 @@ def in_the_preparation(patch: Patch) -> None:
 
 
 def in_the_kv(patch: Patch) -> None:
-    raising(patch, KVCache, "commit", lambda _self, request, *_: [request])
+    raising(patch, KVCache, "commit", lambda kv, request, *_: [request] if is_targets(kv) else [])
 
 
 def in_the_coordinator(patch: Patch) -> None:
@@ -258,17 +262,17 @@ def test_a_request_that_cannot_be_verified_fails_alone(
 
 
 def in_a_small_model(patch: Patch) -> None:
-    def names(_self: TinyRunner, trees: Any, _pieces: object) -> list[str]:
+    def names(_self: PackedRunner, trees: Any, _pieces: object) -> list[str]:
         return [job.request for job in trees.jobs]
 
-    raising(patch, TinyRunner, "extend", names)
+    raising(patch, PackedRunner, "extend", names)
 
 
 def after_a_step_of_a_small_model(patch: Patch) -> None:
-    def names(_self: TinyRunner, trees: Any, drafting: Sequence[int]) -> list[str]:
+    def names(_self: PackedRunner, trees: Any, drafting: Sequence[int]) -> list[str]:
         return [trees.jobs[number].request for number in drafting]
 
-    raising(patch, TinyRunner, "step", names, late=True)
+    raising(patch, PackedRunner, "step", names, late=True)
 
 
 def in_a_lookup(patch: Patch) -> None:
@@ -313,8 +317,6 @@ def test_a_request_for_which_a_drafter_fails_continues_without_that_lane(
 def test_drafts_beside_a_failing_request_are_unchanged(
     prompts: list[list[int]], monkeypatch: Patch, method: str, late: bool
 ) -> None:
-    """With the packed runner, whose KV rows are in a pool of blocks."""
-
     def names(_self: PackedRunner, trees: Any, numbers: Sequence[Any]) -> list[str]:
         jobs = [one if isinstance(one, int) else one.job for one in numbers]
         return [trees.jobs[number].request for number in jobs]
@@ -363,7 +365,7 @@ def test_a_drafter_in_the_replicas_process_that_always_fails_is_given_up(
     def broken(*_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access")
 
-    monkeypatch.setattr(TinyRunner, "extend", broken)
+    monkeypatch.setattr(PackedRunner, "extend", broken)
     streams, _ = asyncio.run(served(fleet, prompts))
     assert streams == expected
     assert "drafter tiny cannot be loaded" in caplog.text

@@ -5,11 +5,11 @@ import logging
 import pytest
 import torch
 
-from actors.hosts.loading import load_verifier, target_dtype
+from actors.hosts.loading import load_verifier
 from actors.hosts.specs import TargetSpec
 from cluster.built_in_models import TARGET, model_path
+from benchmarks.generation import generate
 from cluster.config.models import Attention
-from engine.generate import generate
 from engine.protocol import Commit
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier

@@ -1,12 +1,17 @@
-"""The coordinator's side of the draft protocol, reduced to what drafter tests need."""
+"""The coordinator's side of the draft protocol, reduced to what drafter tests need, and what a
+drafter's tree must be."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.protocol import Draft, Drafter, DraftOrder, Prefix, Start
 from engine.sampling.params import SamplingParams
 from engine.scopes import SHARED, Scope
 from engine.soft_state import CommittedTokens
-from policies.tree import DraftTree
+from policies.tree import ROOT, DraftTree
+from tests import reference
 
 
 class Stream:
@@ -60,3 +65,42 @@ class Stream:
 def token_paths(tree: DraftTree) -> list[list[int]]:
     """The tokens from the root to each node, in the tree's order."""
     return [tree.tokens[tree.path(node)].tolist() for node in range(len(tree))]
+
+
+def assert_equal(tree: DraftTree, expected: DraftTree, tolerance: float = 1e-4) -> None:
+    assert token_paths(tree) == token_paths(expected)
+    assert tree.parents.tolist() == expected.parents.tolist()
+    assert tree.depth.tolist() == expected.depth.tolist()
+    np.testing.assert_allclose(tree.confidence, expected.confidence, atol=tolerance)
+
+
+def beam_search(
+    logits_after: Callable[[list[int]], NDArray[np.float64]],
+    stream: Stream,
+    depth: int,
+    width: int,
+) -> DraftTree:
+    """The definition, one path at a time: of all children of a level the `width` best."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    confidence: list[float] = []
+    frontier: list[tuple[int, list[int], float]] = [(ROOT, [], 1.0)]
+    for _ in range(depth):
+        children = []
+        for node, path, path_confidence in frontier:
+            before = stream.committed.ids + path
+            scores = reference.perturbed(
+                logits_after(before), before, stream.prompt_len, stream.params, stream.seed
+            )
+            raw = reference.softmax(scores * (stream.params.temperature or 1.0))
+            for token in np.argsort(-scores)[:width].tolist():
+                if raw[token] > 0:
+                    children.append((path_confidence * raw[token], node, path, token, raw[token]))
+        children.sort(key=lambda child: -child[0])
+        frontier = []
+        for path_confidence, node, path, token, raw_confidence in children[:width]:
+            frontier.append((len(tokens), [*path, token], path_confidence))
+            tokens.append(token)
+            parents.append(node)
+            confidence.append(raw_confidence)
+    return DraftTree.build(tokens, parents, confidence)

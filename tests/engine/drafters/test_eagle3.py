@@ -4,8 +4,8 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,16 +16,15 @@ from transformers import LlamaConfig, PreTrainedModel
 from actors.hosts.isolation import isolated
 from actors.hosts.specs import DrafterSpec
 from actors.hosts.workers import DrafterWorker
+from benchmarks.generation import generate
 from cluster.checkpoints import eagle3_shape
-from engine.drafters.eagle3 import Eagle3Drafter, load_eagle3
+from engine.drafters.eagle3 import Eagle3Drafter
 from engine.drafters.eagle3_head import Eagle3Head
 from engine.errors import IncompatibleDrafter
-from engine.generate import generate
 from engine.model import PackedModel
 from engine.protocol import Commit, Draft, DraftOrder, Features, Missing
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
-from policies.tree import ROOT, DraftTree
 from tests import reference
 from tests.checkpoints import VOCAB, llama
 from tests.engine.drafters.eagle3_heads import (
@@ -39,8 +38,7 @@ from tests.engine.drafters.eagle3_heads import (
     target_ids,
     write_head,
 )
-from tests.engine.drafters.orders import Stream
-from tests.engine.drafters.test_model import assert_equal
+from tests.engine.drafters.orders import Stream, assert_equal, beam_search
 
 WIDTH = len(LAYERS) * HIDDEN
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -77,34 +75,6 @@ def make(path: Path, kv_tokens: int = 1024) -> Eagle3Drafter:
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_head(tmp_path_factory.mktemp("head"), random_weights())
-
-
-def beam_search(stream: FedStream, depth: int, width: int, settings: dict[str, Any]) -> DraftTree:
-    """The definition, one path at a time, on the plain computation."""
-    tokens: list[int] = []
-    parents: list[int] = []
-    confidence: list[float] = []
-    frontier: list[tuple[int, list[int], float]] = [(ROOT, [], 1.0)]
-    known = stream.features[: len(stream.committed) - 1]
-    for _ in range(depth):
-        children = []
-        for node, path, path_confidence in frontier:
-            before = stream.committed.ids + path
-            logits = plain_logits(random_weights(), settings, before, known)
-            scores = reference.perturbed(
-                logits, before, stream.prompt_len, stream.params, stream.seed
-            )
-            raw = reference.softmax(scores * (stream.params.temperature or 1.0))
-            for token in np.argsort(-scores)[:width].tolist():
-                children.append((path_confidence * raw[token], node, path, token, raw[token]))
-        children.sort(key=lambda child: -child[0])
-        frontier = []
-        for path_confidence, node, path, token, raw_confidence in children[:width]:
-            frontier.append((len(tokens), [*path, token], path_confidence))
-            tokens.append(token)
-            parents.append(node)
-            confidence.append(raw_confidence)
-    return DraftTree.build(tokens, parents, confidence)
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -148,7 +118,9 @@ def test_a_tree_equals_beam_search_from_scratch(
     """Also with the target's noise, which takes the target's ids."""
     for seed in range(3):
         stream = FedStream("a", [5, 9, 2, 6, 5, 3, seed], params, seed)
-        expected = beam_search(stream, depth, width, config())
+        known = stream.features[: len(stream.committed) - 1]
+        logits_after = partial(plain_logits, random_weights(), config(), features=known)
+        expected = beam_search(logits_after, stream, depth, width)
         assert_equal(stream.draft(make(checkpoint), depth, width), expected, 0.02)
 
 
@@ -302,7 +274,12 @@ def test_it_is_loaded_by_its_spec_with_the_embeddings_of_the_target(
         weights = {name.replace("layers.0.", "midlayer."): one for name, one in weights.items()}
     path = write_head(tmp_path / "head", weights)
     spec = DrafterSpec(
-        "head", kind="eagle3", checkpoint=path, target=tmp_path / "target", kv_tokens=512
+        "head",
+        kind="eagle3",
+        checkpoint=path,
+        dtype=torch.float32,
+        target=tmp_path / "target",
+        kv_tokens=512,
     )
     worker = DrafterWorker(spec, "head", VOCAB)
     worker.load()
@@ -367,25 +344,6 @@ def test_a_head_of_another_vocabulary_is_refused_before_its_rows_are_looked_up(
         DrafterWorker(spec, "mine", 57).load()
 
 
-def test_a_head_that_was_measured_before_is_not_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target().save_pretrained(tmp_path / "target")
-    loaded = load_eagle3(
-        "head",
-        write_head(tmp_path / "head", random_weights()),
-        dtype=None,
-        device="cpu",
-        kv_tokens=512,
-        target_vocab_size=VOCAB,
-        target=tmp_path / "target",
-    )
-    first = loaded.measure(tmp_path / "profiles", 0.01)
-    assert first.step.predict(100, 4) > 0
-    monkeypatch.setattr(loaded.drafter, "draft", None)
-    assert loaded.measure(tmp_path / "profiles", 0.01) == first
-
-
 def test_in_bfloat16_it_drafts_about_the_same(checkpoint: Path) -> None:
     rounded = Eagle3Drafter(
         "head",
@@ -402,9 +360,3 @@ def test_in_bfloat16_it_drafts_about_the_same(checkpoint: Path) -> None:
         same += drafts[0] == drafts[1]
         rounded.forget(["a"])
     assert same >= 15
-
-
-def test_drafts_are_tokens_of_the_reduced_vocabulary(checkpoint: Path) -> None:
-    stream = FedStream("a", [5, 9, 2, 6], SAMPLED, 0)
-    drafted = stream.draft(make(checkpoint), 3, 8).tokens
-    assert {*drafted.tolist()} <= {*target_ids().tolist()}

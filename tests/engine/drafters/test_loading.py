@@ -4,12 +4,11 @@ import inspect
 from pathlib import Path
 
 import pytest
-import torch
 
 from cluster.built_in_models import model_path
 from cluster.config import DrafterConfig
 from cluster.config.drafter_kinds import DRAFTER_KINDS, drafter_kind
-from engine.drafters.loading import auto_dtype, load_model_drafter
+from engine.drafters.loading import load_model_drafter
 
 
 @pytest.mark.parametrize("name", DRAFTER_KINDS)
@@ -40,13 +39,3 @@ def test_a_drafter_that_was_measured_before_is_not_measured_again(
 def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="'bigram'; choose one of model, eagle3, ngram, suffix"):
         drafter_kind("bigram")
-
-
-@pytest.mark.parametrize("fast", [torch.bfloat16, torch.float32])
-def test_auto_is_float32_for_models_of_the_compiled_loops_and_the_fast_dtype_for_others(
-    fast: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("engine.drafters.loading.fast_dtype", lambda _device: fast)
-    assert auto_dtype(Path("no safetensors to count weights in"), "cpu") == fast
-    assert auto_dtype(model_path("tiny"), "cpu") == torch.float32
-    assert auto_dtype(model_path("tiny"), "cuda") == fast

@@ -7,20 +7,18 @@ import pytest
 from transformers import PreTrainedModel
 
 from engine.drafters.beam import GrowingTrees
-from engine.drafters.model import ModelDrafter, make_runner
+from engine.drafters.model import ModelDrafter
 from engine.drafters.runner import Chunk, DraftRunner, PackedRunner
-from engine.drafters.tiny import TinyRunner
 from engine.errors import IncompatibleDrafter
 from engine.model import PackedModel
 from engine.protocol import Draft, DraftOrder, DraftStep, Missing, NoRoom, to_ordered_depth
 from engine.sampling.params import SamplingParams
-from engine.scopes import Scope
 from engine.tokenizer import check_tokenizer
 from policies.flat_trees import flatten, prune_each, split
-from policies.tree import ROOT, DraftTree
+from policies.tree import DraftTree
 from tests import reference
 from tests.checkpoints import CONTEXT, VOCAB, llama
-from tests.engine.drafters.orders import Stream, token_paths
+from tests.engine.drafters.orders import Stream, assert_equal, beam_search
 
 GREEDY = SamplingParams(temperature=0)
 SEEDED = SamplingParams(temperature=1.0)
@@ -43,39 +41,23 @@ CONFIDENCE = 0.02
 (engine/sampling/cpu_kernels.py)."""
 
 
-class RecordingRunner:
+class RecordingRunner(PackedRunner):
     """A runner that records which committed tokens each forward adds."""
 
-    def __init__(self, runner: DraftRunner) -> None:
-        self.real = runner
+    def __init__(self, kv_tokens: int = KV_TOKENS, static_steps: bool = False) -> None:
+        """`static_steps`: as on a GPU, but without graphs."""
+        super().__init__(PackedModel(llama(), kv_tokens=kv_tokens, static_steps=static_steps))
         self.entered: list[dict[str, list[int]]] = []
         """Committed tokens by request, one dict per forward."""
         self.steps = 0
 
-    @property
-    def vocab_size(self) -> int:
-        return self.real.vocab_size
-
-    @property
-    def max_context(self) -> int:
-        return self.real.max_context
-
-    def open(self, request: str, tokens: Sequence[int], scope: Scope) -> int:
-        return self.real.open(request, tokens, scope)
-
-    def keep(self, request: str, length: int, path: Sequence[int], tokens: Sequence[int]) -> None:
-        self.real.keep(request, length, path, tokens)
-
-    def release(self, request: str) -> None:
-        self.real.release(request)
-
     def extend(self, trees: GrowingTrees, chunks: Sequence[Chunk]) -> list[list[int]]:
-        chosen = self.real.extend(trees, chunks)
+        chosen = super().extend(trees, chunks)
         self.entered.append({trees.jobs[one.job].request: list(one.tokens) for one in chunks})
         return chosen
 
     def step(self, trees: GrowingTrees, drafting: Sequence[int]) -> None:
-        self.real.step(trees, drafting)
+        super().step(trees, drafting)
         self.steps += 1
 
     def take_entered(self) -> dict[str, list[int]]:
@@ -88,34 +70,9 @@ class RecordingRunner:
         return entered
 
 
-MakeRunner = Callable[..., RecordingRunner]
-
-
-def tiny_runner(kv_tokens: int = KV_TOKENS) -> RecordingRunner:
-    return RecordingRunner(TinyRunner(llama(), kv_tokens=kv_tokens))
-
-
-def packed_runner(kv_tokens: int = KV_TOKENS) -> RecordingRunner:
-    return RecordingRunner(PackedRunner(PackedModel(llama(), kv_tokens=kv_tokens)))
-
-
-def static_runner(kv_tokens: int = KV_TOKENS) -> RecordingRunner:
-    """As on a GPU, but without graphs."""
-    return RecordingRunner(
-        PackedRunner(PackedModel(llama(), kv_tokens=kv_tokens, static_steps=True))
-    )
-
-
-@pytest.fixture(
-    params=[tiny_runner, packed_runner, static_runner], ids=["tiny", "packed", "static"]
-)
-def runner_of(request: pytest.FixtureRequest) -> MakeRunner:
-    return request.param
-
-
 @pytest.fixture
-def runner(runner_of: MakeRunner) -> RecordingRunner:
-    return runner_of()
+def runner() -> RecordingRunner:
+    return RecordingRunner()
 
 
 @pytest.fixture(scope="module")
@@ -141,61 +98,31 @@ def trees_of(
     return [draft.tree for draft in drafts]
 
 
-def beam_search(model: PreTrainedModel, stream: Stream, depth: int, width: int) -> DraftTree:
-    """The definition, one path at a time: of all children of a level the `width` best."""
-    tokens: list[int] = []
-    parents: list[int] = []
-    confidence: list[float] = []
-    frontier: list[tuple[int, list[int], float]] = [(ROOT, [], 1.0)]
-    for _ in range(depth):
-        children = []
-        for node, path, path_confidence in frontier:
-            before = stream.committed.ids + path
-            logits = reference.forward(model, before)[-1]
-            scores = reference.perturbed(
-                logits, before, stream.prompt_len, stream.params, stream.seed
-            )
-            raw = reference.softmax(scores * (stream.params.temperature or 1.0))
-            for token in np.argsort(-scores)[:width].tolist():
-                if raw[token] > 0:
-                    children.append((path_confidence * raw[token], node, path, token, raw[token]))
-        children.sort(key=lambda child: -child[0])
-        frontier = []
-        for path_confidence, node, path, token, raw_confidence in children[:width]:
-            frontier.append((len(tokens), [*path, token], path_confidence))
-            tokens.append(token)
-            parents.append(node)
-            confidence.append(raw_confidence)
-    return DraftTree.build(tokens, parents, confidence)
-
-
-def assert_equal(tree: DraftTree, expected: DraftTree, tolerance: float = 1e-4) -> None:
-    assert token_paths(tree) == token_paths(expected)
-    assert tree.parents.tolist() == expected.parents.tolist()
-    assert tree.depth.tolist() == expected.depth.tolist()
-    np.testing.assert_allclose(tree.confidence, expected.confidence, atol=tolerance)
-
-
+@pytest.mark.parametrize("static_steps", [False, True])
 @pytest.mark.parametrize("params", [GREEDY, SEEDED, FILTERED, PENALISED, BIASED, NOT_YET_STOPPED])
 @pytest.mark.parametrize(("depth", "width"), [(5, 1), (3, 4)])
 def test_a_tree_equals_beam_search_from_scratch(
-    runner: RecordingRunner, eager: PreTrainedModel, params: SamplingParams, depth: int, width: int
+    eager: PreTrainedModel, params: SamplingParams, depth: int, width: int, static_steps: bool
 ) -> None:
     """With noise at each node's position and penalties along each node's path."""
+    runner = RecordingRunner(static_steps=static_steps)
     for seed in range(4):
         stream = Stream(f"seed {seed}", [*PROMPT, seed], params, seed)
         stream.committed.extend([7, 11])  # output, which presence and frequency penalties count
-        expected = beam_search(eager, stream, depth, width)
+        expected = beam_search(
+            lambda before: reference.forward(eager, before)[-1], stream, depth, width
+        )
         tree = stream.draft(drafter_on(runner), depth, width)
         assert len(tree) >= depth
         assert_equal(tree, expected, CONFIDENCE)
 
 
+@pytest.mark.parametrize("static_steps", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_drafting_in_deltas_equals_drafting_at_once(runner_of: MakeRunner, seed: int) -> None:
+def test_drafting_in_deltas_equals_drafting_at_once(seed: int, static_steps: bool) -> None:
     """Whatever was accepted or rewritten, and whichever requests share the batch."""
     rng = np.random.default_rng(seed)
-    drafter = drafter_on(runner_of())
+    drafter = drafter_on(RecordingRunner(static_steps=static_steps))
     streams = [
         Stream(str(number), rng.integers(VOCAB, size=int(rng.integers(1, 90))).tolist(), params, 3)
         for number, params in enumerate((GREEDY, SEEDED, FILTERED, PENALISED, GREEDY))
@@ -204,7 +131,7 @@ def test_drafting_in_deltas_equals_drafting_at_once(runner_of: MakeRunner, seed:
         batch = [stream for stream in streams if rng.random() < 0.7]
         shapes = [(int(rng.integers(0, 5)), int(rng.integers(1, 5))) for _ in batch]
         orders = [stream.order(*shape) for stream, shape in zip(batch, shapes, strict=True)]
-        fresh = drafter_on(runner_of())
+        fresh = drafter_on(RecordingRunner())
         for stream, shape, tree in zip(batch, shapes, trees_of(drafter, orders), strict=True):
             assert len(tree) <= shape[0] * shape[1]
             copy = Stream(stream.name, stream.committed.ids, stream.params, stream.seed)
@@ -260,16 +187,18 @@ def test_rows_of_an_accepted_branch_are_not_computed_again(runner: RecordingRunn
     assert_equal(again, fresh.draft(drafter, depth=3, width=4))
 
 
-def test_rows_of_a_draft_below_rewritten_tokens_are_not_reused(runner_of: MakeRunner) -> None:
+def test_rows_of_a_draft_below_rewritten_tokens_are_not_reused() -> None:
     """The same tokens after another history have other KV rows."""
-    drafter = drafter_on(runner_of())
+    drafter = drafter_on(RecordingRunner())
     stream = Stream("a", PROMPT, GREEDY)
     drafted = stream.draft(drafter, depth=4).tokens.tolist()
     stream.committed.truncate(3)
     stream.seen = 3
     stream.committed.extend([50, *PROMPT[4:], *drafted])
     fresh = Stream("fresh", stream.committed.ids, GREEDY)
-    assert_equal(stream.draft(drafter, depth=3), fresh.draft(drafter_on(runner_of()), depth=3))
+    assert_equal(
+        stream.draft(drafter, depth=3), fresh.draft(drafter_on(RecordingRunner()), depth=3)
+    )
 
 
 def test_a_repeated_order_runs_only_the_last_token(runner: RecordingRunner) -> None:
@@ -354,8 +283,8 @@ def test_a_request_beyond_the_context_gets_an_empty_tree(runner: RecordingRunner
     assert len(streams[1].draft(drafter, depth=6)) == 2
 
 
-def test_a_request_that_outgrew_the_context_holds_no_memory(runner_of: MakeRunner) -> None:
-    drafter = drafter_on(runner_of(kv_tokens=128))
+def test_a_request_that_outgrew_the_context_holds_no_memory() -> None:
+    drafter = drafter_on(RecordingRunner(kv_tokens=128))
     outgrown, other = Stream("a", [5] * 127, GREEDY), Stream("b", [6] * 127, GREEDY)
     assert len(outgrown.draft(drafter, depth=1)) == 1
     outgrown.committed.extend([1, 2])
@@ -363,16 +292,16 @@ def test_a_request_that_outgrew_the_context_holds_no_memory(runner_of: MakeRunne
     assert [len(tree) for tree in trees] == [0, 1]
 
 
-def test_a_pool_smaller_than_the_context_bounds_a_request_too(runner_of: MakeRunner) -> None:
-    runner = runner_of(kv_tokens=64)
+def test_a_pool_smaller_than_the_context_bounds_a_request_too() -> None:
+    runner = RecordingRunner(kv_tokens=64)
     assert runner.max_context == 64
     long, short = (Stream(str(size), [5] * size, GREEDY) for size in (65, 60))
     trees = trees_of(drafter_on(runner), [long.order(depth=9), short.order(depth=9)])
     assert [len(tree) for tree in trees] == [0, 5]
 
 
-def test_a_request_that_does_not_fit_beside_its_batch_gets_no_room(runner_of: MakeRunner) -> None:
-    drafter = drafter_on(runner_of(kv_tokens=128))
+def test_a_request_that_does_not_fit_beside_its_batch_gets_no_room() -> None:
+    drafter = drafter_on(RecordingRunner(kv_tokens=128))
     first, second = Stream("a", [5] * 60, GREEDY), Stream("b", [6] * 100, GREEDY)
     answers = drafter.draft([first.order(depth=2), second.order(depth=2)])
     assert isinstance(answers[0], Draft)
@@ -382,14 +311,12 @@ def test_a_request_that_does_not_fit_beside_its_batch_gets_no_room(runner_of: Ma
     drafter.forget(["a"])
     assert_equal(
         second.draft(drafter, depth=2),
-        Stream("b", [6] * 100, GREEDY).draft(drafter_on(runner_of()), depth=2),
+        Stream("b", [6] * 100, GREEDY).draft(drafter_on(RecordingRunner()), depth=2),
     )
 
 
-def test_a_request_refused_in_mid_prefill_frees_its_rows_for_the_others(
-    runner_of: MakeRunner,
-) -> None:
-    drafter = drafter_on(runner_of(kv_tokens=128), chunk=64)
+def test_a_request_refused_in_mid_prefill_frees_its_rows_for_the_others() -> None:
+    drafter = drafter_on(RecordingRunner(kv_tokens=128), chunk=64)
     fitting, refused = Stream("a", [5] * 60, GREEDY), Stream("b", [6] * 100, GREEDY)
     draft, no_room = drafter.draft([fitting.order(depth=8), refused.order(depth=8)])
     assert no_room == NoRoom("b", 0, 1)
@@ -399,20 +326,20 @@ def test_a_request_refused_in_mid_prefill_frees_its_rows_for_the_others(
 
 @pytest.mark.parametrize(("kv_tokens", "levels"), [(128, (3, 3)), (144, (6, 3)), (256, (6, 6))])
 def test_a_tree_stops_growing_when_the_pool_is_full(
-    runner_of: MakeRunner, kv_tokens: int, levels: tuple[int, int]
+    kv_tokens: int, levels: tuple[int, int]
 ) -> None:
     """Each request of 62 tokens has two rows left in its block; a third level needs none."""
-    drafter = drafter_on(runner_of(kv_tokens=kv_tokens))
+    drafter = drafter_on(RecordingRunner(kv_tokens=kv_tokens))
     streams = [Stream("a", [5] * 62, GREEDY), Stream("b", [6] * 62, GREEDY)]
     trees = trees_of(drafter, [stream.order(depth=6) for stream in streams])
-    fresh = drafter_on(runner_of())
+    fresh = drafter_on(RecordingRunner())
     for stream, tree, depth in zip(streams, trees, levels, strict=True):
         expected = Stream(stream.name, stream.committed.ids, GREEDY).draft(fresh, depth=6)
         assert_equal(tree, first_nodes(expected, depth))
 
 
-def test_the_least_recently_used_request_is_evicted(runner_of: MakeRunner) -> None:
-    runner = runner_of(kv_tokens=192)
+def test_the_least_recently_used_request_is_evicted() -> None:
+    runner = RecordingRunner(kv_tokens=192)
     drafter = drafter_on(runner)
     streams = {name: Stream(name, [ord(name) % 90] * 50, GREEDY) for name in "abc"}
     for name in "abca":
@@ -449,8 +376,8 @@ def test_missing_prefixes_are_reported_and_the_other_requests_drafted(
         assert_equal(stream.draft(drafter, depth=2), draft.tree)
 
 
-def test_equal_prompts_share_rows_in_the_packed_runner() -> None:
-    runner = packed_runner()
+def test_equal_prompts_share_rows() -> None:
+    runner = RecordingRunner()
     drafter = drafter_on(runner)
     prompt = list(range(40))
     first = Stream("a", prompt, SEEDED).draft(drafter, depth=3)
@@ -470,7 +397,7 @@ def test_forgotten_requests_hold_no_kv() -> None:
 
 
 def test_a_drafter_of_another_vocabulary_is_refused() -> None:
-    runner = tiny_runner()
+    runner = RecordingRunner()
     with pytest.raises(IncompatibleDrafter, match="'other': vocab_size: 97 tokens, but the target"):
         ModelDrafter("other", runner, target_vocab_size=VOCAB + 1)
     target = {"a": 0, "b": 1, "c": 2}
@@ -482,14 +409,14 @@ def test_a_drafter_of_another_vocabulary_is_refused() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_score_marks_committed_tokens_that_the_drafter_would_have_drafted(
-    runner_of: MakeRunner, temperature: float
+    temperature: float,
 ) -> None:
     """For the output alone, across chunks, and beside a request whose tree grows."""
     params = SamplingParams(temperature=temperature, presence_penalty=0.3)
     stream = Stream("scored", [3, 4, 5], params, seed=6)
     other = Stream("other", [9, 8], params)
     expected = []
-    witness = drafter_on(runner_of())
+    witness = drafter_on(RecordingRunner())
     rng = np.random.default_rng(0)
     for _ in range(20):
         drafted = int(stream.draft(witness, 1).tokens[0])
@@ -498,12 +425,7 @@ def test_a_score_marks_committed_tokens_that_the_drafter_would_have_drafted(
         stream.committed.extend([committed])
     stream.seen = 0
     order = stream.order(0)._replace(score=True)
-    scored, _grown = drafter_on(runner_of(), chunk=7).draft([order, other.order(2)])
+    scored, _grown = drafter_on(RecordingRunner(), chunk=7).draft([order, other.order(2)])
     assert isinstance(scored, Draft)
     assert scored.matched == tuple(expected)
     assert 4 < sum(expected) < 20
-
-
-def test_tiny_models_get_the_compiled_runner() -> None:
-    assert isinstance(make_runner(llama(), kv_tokens=64), TinyRunner)
-    assert isinstance(make_runner(llama().bfloat16(), kv_tokens=64), PackedRunner)

@@ -96,14 +96,3 @@ def test_more_values_than_can_be_compared_are_refused() -> None:
 )
 def test_equal_values(one: Any, other: Any, exclude: bool) -> None:
     assert Branches({}).exclude_each_other([{"const": one}, {"const": other}]) is exclude
-
-
-def test_branches_that_overlap_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="exclude each other"):
-        check_schema(
-            {
-                "oneOf": [{"$ref": "#/$defs/long"}, {"$ref": "#/$defs/others"}],
-                "$defs": {"long": LONG, "others": OTHERS},
-            },
-            "field",
-        )

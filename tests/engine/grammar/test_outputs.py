@@ -4,9 +4,9 @@ import json
 
 import torch
 
+from benchmarks.generation import generate
 from cluster.built_in_models import TARGET, model_path
 from engine.drafters.model import ModelDrafter, make_runner
-from engine.generate import generate
 from engine.grammar.spec import OutputGrammar
 from engine.model import PackedModel, load_stock
 from engine.protocol import Commit, Drafter

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from transformers import AutoTokenizer
 
+from benchmarks.generation import Rejected, generate
 from cluster.built_in_models import TARGET, model_path
 from deployments.ingress.errors import ApiError
 from deployments.ingress.requests.completions import CompletionRequest
 from deployments.ingress.requests.stream_requests import sampling_params
 from engine.drafters.lookup import NgramDrafter
 from engine.errors import InvalidRequest
-from engine.generate import Rejected, generate
 from engine.model import PackedModel
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier

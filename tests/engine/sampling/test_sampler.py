@@ -239,29 +239,6 @@ def test_penalties_follow_each_node_of_a_draft_tree_down_its_own_path() -> None:
     assert torch.equal(drafted, committed)
 
 
-def test_stop_tokens_wait_for_min_tokens() -> None:
-    logits = torch.zeros(1, VOCAB)
-    logits[0, 9], logits[0, 10] = 5.0, 4.0
-    params = SamplingParams(temperature=0.0, min_tokens=6, stop_token_ids=(9,))
-    assert len(OUTPUT) == 5
-    assert choose(logits, [row_at(params)]) == [10]
-    assert choose(logits, [row_at(params, path=(1,))]) == [9]
-
-
-def test_the_batch_around_a_row_does_not_change_its_token() -> None:
-    wanted = [
-        SamplingParams(temperature=0.0),
-        SamplingParams(),
-        SamplingParams(top_p=0.5, repetition_penalty=1.4),
-        SamplingParams(logit_bias={3: 50.0}),
-        SamplingParams(temperature=2.0, top_k=5),
-    ]
-    rows = [row_at(params, seed) for seed, params in enumerate(wanted)]
-    logits = random_logits(8, len(rows))
-    alone = [choose(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
-    assert choose(logits, rows) == alone
-
-
 def test_half_precision_logits_are_widened_before_anything_else() -> None:
     rows = [row_at(SamplingParams(temperature=0.0, logit_bias={3: 1e-3}))]
     logits = torch.full((1, VOCAB), 8.0, dtype=torch.bfloat16)

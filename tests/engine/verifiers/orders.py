@@ -21,11 +21,12 @@ def order(
     chunk: int = 512,
     prompt_len: int | None = None,
     scope: Scope = SHARED,
+    seed: int = SEED,
 ) -> VerifyOrder:
     committed = CommittedTokens()
     committed.extend(tokens)
     params = params or SamplingParams(temperature=0)
-    start = Start(params, SEED, prompt_len or len(tokens), scope)
+    start = Start(params, seed, prompt_len or len(tokens), scope)
     prefix = Prefix(
         request, 0, 0, base, committed.hashes[base], tuple(tokens[base:]), None if base else start
     )

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from engine.model import PackedModel
-from engine.protocol import Missing, NoRoom, Verdict
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
 from policies.tree import ROOT, DraftTree
@@ -93,18 +92,6 @@ def test_a_tree_is_accepted_as_far_as_a_path_equals_the_targets_tokens(
     committed = [*prompt, *answer.tokens]
     following = order("tree", committed, base=len(committed), prompt_len=len(prompt))
     assert verdict(verifier, following).tokens == (expected[accepted + 1],)
-
-
-def test_a_full_pool_evicts_idle_requests_and_refuses_those_that_do_not_fit() -> None:
-    verifier = make_verifier(kv_tokens=64)
-    first = order("idle", [1] * 40)
-    alone = verdict(verifier, first)
-    answers = verifier.verify([order("a", [2] * 30), order("b", [3] * 30), order("c", [4] * 30)])
-    assert [type(answer) for answer in answers] == [Verdict, Verdict, NoRoom]
-    verifier.forget(["a", "b", "c"])
-    committed = [1] * 40 + [*alone.tokens]
-    again = order("idle", committed, base=len(committed), prompt_len=40)
-    assert verifier.verify([again]) == [Missing("idle", 0, 0, have=0)], "it was not evicted"
 
 
 def test_logprobs_equal_the_stock_models_along_the_accepted_path(

@@ -10,11 +10,11 @@ from scipy.stats import chi2_contingency
 from transformers import AutoTokenizer
 
 from cluster.built_in_models import TARGET, model_path
-from engine.protocol import Prefix, Start, Verdict, VerifyOrder
+from engine.protocol import Verdict, VerifyOrder
 from engine.sampling.params import SamplingParams
-from engine.soft_state import CommittedTokens
 from policies.tree import DraftTree
 from tests.engine.verifiers.backends import AMPLE, vllm
+from tests.engine.verifiers.orders import order
 
 PARAMS = SamplingParams(temperature=0.9, top_k=40, top_p=0.95)
 DRAWS = 1200
@@ -72,10 +72,15 @@ def drawn(prompt: list[int], params: SamplingParams, draft: Pair) -> tuple[Count
     while batch := list(islice(seeds, BATCH)):
         tokens = {str(seed): list(prompt) for seed in batch}
         # Prefills all but the prompts' last token, so that the next step verifies the draft.
-        verifier.verify([_order(name, params, prompt, len(prompt) - 1) for name in tokens])
+        verifier.verify(
+            [
+                order(name, prompt, params=params, chunk=len(prompt) - 1, seed=int(name))
+                for name in tokens
+            ]
+        )
         length = len(prompt) + 2
         while unfinished := [name for name, one in tokens.items() if len(one) < length]:
-            orders = [_following(name, tokens[name], draft, len(prompt)) for name in unfinished]
+            orders = [following(name, tokens[name], draft, len(prompt)) for name in unfinished]
             for answer in verifier.verify(orders):
                 assert isinstance(answer, Verdict)
                 tokens[answer.request].extend(answer.tokens)
@@ -85,16 +90,9 @@ def drawn(prompt: list[int], params: SamplingParams, draft: Pair) -> tuple[Count
     return pairs, accepted
 
 
-def _order(name: str, params: SamplingParams, prompt: list[int], chunk: int) -> VerifyOrder:
-    start = Start(params, int(name), len(prompt))
-    return VerifyOrder(Prefix(name, 0, 0, 0, 0, tuple(prompt), start), DraftTree.empty(), chunk)
-
-
-def _following(name: str, tokens: list[int], draft: Pair, prompt_len: int) -> VerifyOrder:
-    committed = CommittedTokens()
-    committed.extend(tokens)
-    prefix = Prefix(name, 0, 1, len(tokens), committed.hashes[len(tokens)], ())
-    return VerifyOrder(prefix, DraftTree.chain(draft[len(tokens) - prompt_len :]), 512)
+def following(name: str, tokens: list[int], draft: Pair, prompt_len: int) -> VerifyOrder:
+    rest = DraftTree.chain(draft[len(tokens) - prompt_len :])
+    return order(name, tokens, rest, base=len(tokens), prompt_len=prompt_len)
 
 
 def p_value(one: Counter[Pair], other: Counter[Pair]) -> float:

@@ -6,26 +6,25 @@ requests that the host forgets midway.
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
-from cluster.built_in_models import TARGET, model_path
 from engine.protocol import Failed, Missing, NoRoom, Verdict, VerifyOrder
 from engine.sampling.sampler import Row, choose
-from engine.verifiers.vllm.loading import VllmSpec, load_vllm
-from tests.engine.streams import DRAFTERS, Request, check, reference_target, serve
-from tests.engine.verifiers.backends import AMPLE, EAGER, TIGHT, vllm
+from tests.engine.streams import (
+    DRAFTERS,
+    Request,
+    WrappedVerifier,
+    check,
+    reference_target,
+    serve,
+)
+from tests.engine.verifiers.backends import AMPLE, TIGHT, vllm
 from tests.identity import Identity
 from tests.pairwise import Case, covering, one_at_a_time
-
-if TYPE_CHECKING:  # imports vLLM, which takes every process that collects tests seconds
-    from engine.verifiers.vllm.verifier import VllmVerifier
 
 FACTORS = {
     "sampling": ("greedy", "0.7", "1.0", "top_p", "penalties", "schema", "mixed"),
@@ -41,31 +40,14 @@ FACTORS = {
 CASES = {"/".join(case.values()): case for case in (*one_at_a_time(FACTORS), *covering(FACTORS))}
 
 
-class Halves:
+class Halves(WrappedVerifier):
     """Verifies a batch in two steps of vLLM; the requests of one are held in the other."""
-
-    def __init__(self, verifier: "VllmVerifier") -> None:
-        self._verifier = verifier
-        self.vocab_size = verifier.vocab_size
-        self.max_context = verifier.max_context
-        self.stop_token_ids = verifier.stop_token_ids
-        self.verifies_trees = verifier.verifies_trees
-        self.follows_grammars = verifier.follows_grammars
 
     def verify(self, orders: Sequence[VerifyOrder]) -> list[Verdict | Missing | NoRoom | Failed]:
         answers: list[Verdict | Missing | NoRoom | Failed | None] = [None] * len(orders)
         for half in (0, 1):
             answers[half::2] = self._verifier.verify(orders[half::2])
         return [answer for answer in answers if answer is not None]
-
-    def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
-        return self._verifier.score(prompt, token_ids)
-
-    def forget(self, requests: Iterable[str]) -> None:
-        self._verifier.forget(requests)
-
-    def roll_back(self, requests: Iterable[str]) -> None:
-        self._verifier.roll_back(requests)
 
 
 def serve_vllm(case: Case, seen: Counter[str]) -> dict[str, Request]:
@@ -131,22 +113,3 @@ def test_a_requests_stream_is_the_same_with_any_drafter() -> None:
     ]
     assert streams[0] == streams[1] == streams[2]
     assert len({stream[0] for stream in streams[0]}) > 1, "requests do not differ"
-
-
-def test_padded_row_counts_change_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on AMX in bfloat16, but in fp32, where streams must equal the reference's."""
-    monkeypatch.setattr("engine.verifiers.vllm.adapter.worker.has_slow_row_counts", lambda *_: True)
-    verifier = load_vllm(VllmSpec(model_path(TARGET), "float32", AMPLE, engine_args=EAGER))
-    runner = verifier._engine._core.model_executor.driver_worker.worker.model_runner
-    forward, counts = runner._model_forward, set[int]()
-
-    def counted(input_ids: torch.Tensor, **named: object) -> object:
-        counts.add(len(input_ids))
-        return forward(input_ids=input_ids, **named)
-
-    monkeypatch.setattr(runner, "_model_forward", counted)
-    case = {**one_at_a_time(FACTORS)[0], "sampling": "mixed", "batch": "17", "shape": "chain"}
-    requests = serve(case, verifier, Counter(), lambda _: None)
-    check(Identity(reference_target()), list(requests.values()))
-    assert 36 in counts
-    assert not counts & set(range(17, 33))

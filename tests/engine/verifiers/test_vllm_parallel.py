@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from benchmarks.generation import generate
 from cluster.built_in_models import TARGET, model_path
 from engine.drafters.lookup import NgramDrafter
 from engine.errors import RankLost
-from engine.generate import generate
 from engine.protocol import Commit
 from engine.verifiers.vllm.loading import VllmSpec, load_vllm
 from tests import prompt_logprobs

@@ -78,7 +78,6 @@ class StepEngine:
             "kv_cache_manager.block_pool.free_block_queue.prepend_n",
         )
         self._core.model_executor.collective_rpc("replace_sampler")
-        self._core.model_executor.collective_rpc("avoid_slow_row_counts")
         self._logprob_counts: dict[str, int] = {}
         """The `logprobs` of each request that has requested them."""
         self._failure = ""

@@ -1,20 +1,16 @@
-"""Changes to vLLM's workers: an empty proposer, our sampler, and on AMX no slow row counts."""
+"""Changes to vLLM's workers: an empty proposer, and our sampler."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from vllm.config import CUDAGraphMode, VllmConfig
-from vllm.forward_context import BatchDescriptor
+from vllm.config import VllmConfig
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from engine.cpu.row_counts import avoid_slow_row_count, has_slow_row_counts
 from engine.verifiers.vllm.adapter.support import require_attributes
 from engine.verifiers.vllm.sampling import (
     SAMPLER_INPUT,
@@ -70,25 +66,6 @@ class WorkerExtension:
     def set_allowed(self, masks: AllowedTokens) -> None:
         """Sets Turn.allowed of the next step's requests, by their names in vLLM."""
         self.model_runner._spindle_allowed = masks
-
-    def avoid_slow_row_counts(self) -> None:
-        """Pads row counts where vLLM does for CUDA graphs, which a CPU does not have."""
-        runner = self.model_runner
-        require_attributes(
-            runner, "cudagraph_dispatcher.dispatch", "max_num_tokens", "dtype", "device"
-        )
-        if not has_slow_row_counts(runner.device, runner.dtype):
-            return
-        dispatch = runner.cudagraph_dispatcher.dispatch
-
-        def dispatch_padded(
-            num_tokens: int, *arguments: Any, **named: Any
-        ) -> tuple[CUDAGraphMode, BatchDescriptor]:
-            padded = min(avoid_slow_row_count(num_tokens), runner.max_num_tokens)
-            mode, batch = dispatch(num_tokens, *arguments, **named)
-            return mode, replace(batch, num_tokens=max(padded, batch.num_tokens))
-
-        runner.cudagraph_dispatcher.dispatch = dispatch_padded
 
 
 def sample(

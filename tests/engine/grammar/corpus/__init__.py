@@ -1,10 +1,7 @@
-"""140 JSON schemas as clients write them: arguments of functions, settings, manifests, events,
-documents. The mix of features is JSONSchemaBench's; the schemas are ours.
-"""
+"""86 JSON schemas as clients write them: arguments of functions, settings, manifests. The mix
+of features is JSONSchemaBench's; the schemas are ours."""
 
 from tests.engine.grammar.corpus.builders import Schema
-from tests.engine.grammar.corpus.documents import DOCUMENTS
-from tests.engine.grammar.corpus.events import EVENTS
 from tests.engine.grammar.corpus.functions import FUNCTIONS
 from tests.engine.grammar.corpus.manifests import MANIFESTS
 from tests.engine.grammar.corpus.settings import SETTINGS
@@ -15,8 +12,6 @@ CORPUS: dict[str, Schema] = {
         "function": FUNCTIONS,
         "setting": SETTINGS,
         "manifest": MANIFESTS,
-        "event": EVENTS,
-        "document": DOCUMENTS,
     }.items()
     for name, schema in schemas.items()
 }

@@ -75,6 +75,3 @@ def tagged(name: str, **branches: Schema) -> Schema:
             for kind, branch in branches.items()
         ]
     }
-
-
-MONEY = obj("*", amount=span(0, 99999), currency=like("^[A-Z]{3}$"))

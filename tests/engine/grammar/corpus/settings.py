@@ -116,6 +116,8 @@ SETTINGS: dict[str, Schema] = {
     "locale": closed(
         "language", language=like("^[a-z]{2}$"), region=maybe(like("^[A-Z]{2}$")), week=span(0, 6)
     ),
+    "sparse": closed("", a=INT, b=INT, c=INT, d=INT, e=INT, f=INT),
+    "wide": closed("*", **{f"field_{number}": maybe(INT) for number in range(20)}),
     "version or latest": either({"const": "latest"}, like("^[0-9]{1,3}$")),
     "sampling": closed(
         "",

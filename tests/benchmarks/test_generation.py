@@ -8,17 +8,16 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel
 
-from engine.drafters.lookup import NgramDrafter
+from benchmarks.generation import Generation, Rejected, generate
 from engine.drafters.model import ModelDrafter
 from engine.drafters.runner import PackedRunner
 from engine.errors import InvalidRequest
-from engine.generate import DraftPlan, Generation, Rejected, generate
 from engine.model import PackedModel
 from engine.protocol import Commit
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
-from tests import prompt_logprobs, reference
-from tests.checkpoints import VOCAB, blurred, llama
+from tests import reference
+from tests.checkpoints import VOCAB, llama
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
@@ -51,18 +50,6 @@ def test_a_prompt_of_numpy_integers_is_the_same_prompt() -> None:
     assert outputs["0"] == outputs["1"]
 
 
-@pytest.mark.parametrize("params", [GREEDY, replace(GREEDY, temperature=1.0, seed=3)])
-def test_without_a_drafter_the_outputs_equal_the_references(
-    params: SamplingParams, reference_model: PreTrainedModel
-) -> None:
-    prompts = [[5, 6, 7], [9] * 30, [3]]
-    outputs = streams(list(generate(make_verifier(), prompts, params)))
-    assert outputs == {
-        str(index): reference.generate(reference_model, prompt, params, params.seed or 0)
-        for index, prompt in enumerate(prompts)
-    }
-
-
 BAD: list[tuple[str, list[int], dict[str, Any]]] = [
     ("prompt", [], {}),
     ("prompt", [5, VOCAB], {}),
@@ -71,11 +58,6 @@ BAD: list[tuple[str, list[int], dict[str, Any]]] = [
     ("max_tokens", [5] * 250, {"max_tokens": 12}),
     ("max_tokens", [5], {"max_tokens": 0}),
     ("temperature", [5], {"temperature": -0.1}),
-    ("temperature", [5], {"temperature": float("nan")}),
-    ("top_p", [5], {"top_p": 0.0}),
-    ("top_p", [5], {"top_p": 1.1}),
-    ("stop_token_ids", [5], {"stop_token_ids": (VOCAB,)}),
-    ("seed", [5], {"seed": 2**64}),
 ]
 
 
@@ -109,13 +91,6 @@ def test_a_request_larger_than_the_pool_is_refused_with_the_possible_max_tokens(
     while session.active:
         commits += session.step()
     assert sum(len(commit.token_ids) for commit in commits) == 14
-
-
-def test_a_name_in_use_is_refused() -> None:
-    session = Generation(make_verifier())
-    session.add("one", [5], GREEDY)
-    with pytest.raises(InvalidRequest, match="already being served"):
-        session.add("one", [6], GREEDY)
 
 
 def test_a_stop_token_inside_an_accepted_draft_ends_the_stream(
@@ -159,66 +134,3 @@ def test_requests_without_a_seed_get_different_seeds() -> None:
     params = replace(GREEDY, temperature=1.0, max_tokens=24)
     outputs = streams(list(generate(make_verifier(), [[5]] * 4, params)))
     assert len({tuple(stream) for stream in outputs.values()}) == 4
-
-
-def test_there_is_one_commit_per_verdict_as_soon_as_it_arrives() -> None:
-    """With a drafter that always agrees a commit has several tokens."""
-    drafter = ModelDrafter(
-        "itself", PackedRunner(PackedModel(llama(), kv_tokens=512)), target_vocab_size=VOCAB
-    )
-    first = next(iter(generate(make_verifier(), [[5]], GREEDY, drafter=drafter)))
-    assert isinstance(first, Commit)
-    assert first.finish is None
-    commits = list(generate(make_verifier(), [[5]], GREEDY, drafter=drafter, depth=3))
-    assert [len(c.token_ids) for c in commits if isinstance(c, Commit)] == [1, 4, 4, 3]
-
-
-def test_in_a_pool_too_small_for_all_the_youngest_are_preempted_and_all_finish() -> None:
-    drafter = ModelDrafter(
-        "blurred",
-        PackedRunner(PackedModel(blurred(llama(), 0.1), kv_tokens=512)),
-        target_vocab_size=VOCAB,
-    )
-    params = replace(GREEDY, max_tokens=40)
-    prompts = [[5 + index] * 20 for index in range(5)]
-    wide = streams(list(generate(make_verifier(), prompts, params)))
-    events = list(generate(make_verifier(kv_tokens=96), prompts, params, drafter=drafter))
-    assert streams(events) == wide
-    finished = [e.request for e in events if isinstance(e, Commit) and e.finish]
-    assert finished == sorted(finished), "a request was overtaken in a pool that holds one"
-
-
-def test_the_first_commit_has_all_prompt_logprobs(
-    reference_model: PreTrainedModel,
-) -> None:
-    """For equal prompts in chunks, in a pool in which requests are preempted."""
-    prompts = [[token % VOCAB for token in range(3, 48)]] * 3 + [[5]]
-    asking = replace(GREEDY, prompt_logprobs=3)
-    params = [GREEDY, asking, asking, asking]
-    events = list(generate(make_verifier(kv_tokens=144), prompts, params, chunk=7))
-    plain = list(generate(make_verifier(), prompts, GREEDY))
-    assert streams(events) == streams(plain), "prompt_logprobs changed an output"
-    for commit in events:
-        assert isinstance(commit, Commit)
-        number = int(commit.request)
-        if number and commit.first_index == 0:
-            prompt_logprobs.check(reference_model, prompts[number], 3, commit.prompt_logprobs)
-        else:
-            assert commit.prompt_logprobs is None
-
-
-def test_a_cancelled_request_has_no_further_commits_and_holds_no_kv() -> None:
-    model = PackedModel(llama(), kv_tokens=512)
-    session = Generation(
-        NativeVerifier(model), [NgramDrafter()], lambda _request, _round: DraftPlan("ngram")
-    )
-    for name in ("stays", "goes", "waits"):
-        session.add(name, [5, 6, 5, 6, 5], GREEDY)
-    session.step()
-    session.cancel("goes")
-    session.cancel("never there")
-    later = []
-    while session.active:
-        later += session.step()
-    assert {commit.request for commit in later} == {"stays", "waits"}
-    assert model.kv.used_blocks == 0
