@@ -5,10 +5,10 @@ import logging
 import pytest
 import torch
 
-from actors.hosts.loading import load_verifier
+from actors.hosts.loading import load_verifier, target_dtype
 from actors.hosts.specs import TargetSpec
-from cluster.built_in_models import TARGET, model_path
 from benchmarks.generation import generate
+from cluster.built_in_models import TARGET, model_path
 from cluster.config.models import Attention
 from engine.protocol import Commit
 from engine.sampling.params import SamplingParams
