@@ -1,5 +1,5 @@
-"""The messages between an ingress and a replica: dicts of plain values, of the engine's sampling
-parameters and of the request's objectives, in both directions.
+"""The messages between an ingress and a replica: dicts of plain values and of records that the
+engine, the policies and the coordinator have for them.
 
 A replica sends one message per verdict, never one per token, because every message costs a call
 between processes.
@@ -7,6 +7,7 @@ between processes.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, NotRequired, TypedDict
 
 from actors.coordinator.stream import Overloaded, Statistics
@@ -78,13 +79,6 @@ class Named(TypedDict):
     replica: str
 
 
-class TraceQuery(Named):
-    seconds: float
-    """How long the replica records."""
-    process: int
-    """Its number in the trace."""
-
-
 class LiveQuery(Named):
     seconds: float
     """How far back."""
@@ -104,49 +98,17 @@ class Refused(TypedDict):
     param: str | None
 
 
-class Logprob(TypedDict):
-    logprob: float
-    top: list[list[int | float]]
-    """Pairs of token id and log-probability, most probable first."""
-    rank: int
-    """A prompt's token: its place among all tokens, from 1 on; an output's: 0."""
-
-
-class StreamStatistics(TypedDict):
-    """actors.coordinator.stream.Statistics of one attempt so far, or summed over several
-    attempts."""
-
-    rounds: int
-    drafted: int
-    accepted: int
-    by_lane: dict[str, int]
-    queue_s: float
-    ttft_s: float
-    cached: int
-
-
-NO_STATISTICS: StreamStatistics = {
-    "rounds": 0,
-    "drafted": 0,
-    "accepted": 0,
-    "by_lane": {},
-    "queue_s": 0.0,
-    "ttft_s": 0.0,
-    "cached": 0,
-}
-
-
 class Committed(TypedDict):
     kind: Literal["commit"]
     first_index: int
     token_ids: list[int]
-    logprobs: list[Logprob] | None
-    prompt_logprobs: list[Logprob] | None
+    logprobs: Sequence[TokenLogprobs] | None
+    prompt_logprobs: Sequence[TokenLogprobs] | None
     """For all prompt tokens except the first, sent with the first output token if requested."""
     finish: Finish | None
-    statistics: StreamStatistics
-    """Sent with every commit, because the ingress may end the stream at any of them (stop
-    strings)."""
+    statistics: Statistics
+    """Of the attempt so far. Sent with every commit, because the ingress may end the stream at any
+    of them (stop strings)."""
     trace: RoundTrace | None
     """If requested."""
 
@@ -170,47 +132,27 @@ def committed(commit: Commit, statistics: Statistics) -> Committed:
         "kind": "commit",
         "first_index": commit.first_index,
         "token_ids": list(commit.token_ids),
-        "logprobs": _logprobs(commit.logprobs),
-        "prompt_logprobs": _logprobs(commit.prompt_logprobs),
+        "logprobs": commit.logprobs,
+        "prompt_logprobs": commit.prompt_logprobs,
         "finish": commit.finish,
-        "statistics": {
-            "rounds": statistics.rounds,
-            "drafted": statistics.drafted,
-            "accepted": statistics.accepted,
-            "by_lane": dict(statistics.by_lane),
-            "queue_s": statistics.queue_s or 0.0,
-            "ttft_s": statistics.ttft_s or 0.0,
-            "cached": statistics.cached or 0,
-        },
+        # As they are now: the coordinator goes on counting.
+        "statistics": replace(statistics, by_lane=dict(statistics.by_lane)),
         "trace": commit.trace,
     }
 
 
-def _logprobs(logprobs: Sequence[TokenLogprobs] | None) -> list[Logprob] | None:
-    if logprobs is None:
-        return None
-    return [
-        {
-            "logprob": token.logprob,
-            "top": [[other, value] for other, value in token.top],
-            "rank": token.rank,
-        }
-        for token in logprobs
-    ]
-
-
-def summed(earlier: StreamStatistics, later: StreamStatistics) -> StreamStatistics:
+def summed(earlier: Statistics, later: Statistics) -> Statistics:
     """Sums the statistics of two attempts at one choice; TTFT and cached tokens are those of the
     first attempt that produced a token."""
-    return {
-        "rounds": earlier["rounds"] + later["rounds"],
-        "drafted": earlier["drafted"] + later["drafted"],
-        "accepted": earlier["accepted"] + later["accepted"],
-        "by_lane": dict(Counter(earlier["by_lane"]) + Counter(later["by_lane"])),
-        "queue_s": earlier["queue_s"] + later["queue_s"],
-        "ttft_s": earlier["ttft_s"] or later["ttft_s"],
-        "cached": earlier["cached"] if earlier["rounds"] else later["cached"],
-    }
+    return Statistics(
+        rounds=earlier.rounds + later.rounds,
+        drafted=earlier.drafted + later.drafted,
+        accepted=earlier.accepted + later.accepted,
+        by_lane=dict(Counter(earlier.by_lane) + Counter(later.by_lane)),
+        queue_s=(earlier.queue_s or 0.0) + (later.queue_s or 0.0),
+        ttft_s=earlier.ttft_s or later.ttft_s,
+        cached=earlier.cached if earlier.rounds else later.cached,
+    )
 
 
 def refused(status: Literal[400, 429], error: InvalidRequest | Overloaded) -> Refused:

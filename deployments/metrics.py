@@ -4,8 +4,7 @@
 counters. `python -m deployments.metrics` rewrites the tables of docs/metrics.md.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -206,45 +205,28 @@ LABELS: Mapping[str, str] = {
     "reason": f"`{LOST}`, `{STOPPED}`",
 }
 
-_Kind = Literal["counter", "gauge", "histogram"]
-_REPLICA: tuple[tuple[_Kind, tuple[Metric, ...]], ...] = (
+Kind = Literal["counter", "gauge", "histogram"]
+Declared = tuple[tuple[Kind, tuple[Metric, ...]], ...]
+OF_REPLICA: Declared = (
     ("counter", COUNTERS),
     ("gauge", GAUGES),
     ("histogram", HISTOGRAMS),
 )
-_INGRESS: tuple[tuple[_Kind, tuple[Metric, ...]], ...] = (
+OF_INGRESS: Declared = (
     ("counter", INGRESS_COUNTERS),
     ("histogram", INGRESS_HISTOGRAMS),
 )
-_PARTS_OF_A_HISTOGRAM = ("bucket", "count", "sum")
-
-
-def exported(prefix: str = "ray_spindle_") -> dict[str, set[str]]:
-    """The label names of each series that Prometheus stores, by its name."""
-    series: dict[str, set[str]] = {}
-    for own, (kind, metrics) in chain(
-        (({"replica"}, group) for group in _REPLICA), ((set[str](), group) for group in _INGRESS)
-    ):
-        for metric in metrics:
-            labels = own | set(metric.labels)
-            if kind == "histogram":
-                for part in _PARTS_OF_A_HISTOGRAM:
-                    more = {"le"} if part == "bucket" else set[str]()
-                    series[f"{prefix}{metric.name}_{part}"] = labels | more
-            else:
-                suffix = "_total" if kind == "counter" else ""
-                series[f"{prefix}{metric.name}{suffix}"] = labels
-    return series
+PARTS_OF_A_HISTOGRAM = ("bucket", "count", "sum")
 
 
 def tables() -> Iterator[str]:
-    yield _table("### Of replicas", _REPLICA)
-    yield _table("### Of the ingress", _INGRESS)
+    yield _table("### Of replicas", OF_REPLICA)
+    yield _table("### Of the ingress", OF_INGRESS)
     rows = [f"| `{label}` | {text} |" for label, text in LABELS.items()]
     yield "\n".join(["### Labels", "", "| label | values |", "| --- | --- |", *rows])
 
 
-def _table(title: str, groups: Iterable[tuple[_Kind, tuple[Metric, ...]]]) -> str:
+def _table(title: str, groups: Declared) -> str:
     rows = [
         f"| `{metric.name}{'_total' if kind == 'counter' else ''}` "
         f"| {', '.join([kind, *(f'`{label}`' for label in metric.labels)])} | {metric.text} |"

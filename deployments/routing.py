@@ -25,7 +25,7 @@ BLOCKS_PER_REPLICA = 4096
 IMBALANCE = 8
 """A replica with a matching prefix is chosen while it has at most this many streams more than the
 least loaded replica."""
-_NAMED = ("heartbeat", "metrics", "trace", "live")
+_NAMED = ("heartbeat", "metrics", "live")
 """Methods whose argument names the replica that they are for."""
 _ROUTED = ("stream", "describe")
 """Methods whose argument is a `Routed`: `avoid` is read, `routed_to` and `replicas` are

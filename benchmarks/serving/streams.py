@@ -38,10 +38,10 @@ class ReceivedStream:
         return max((later - earlier for earlier, later in pairwise(times)), default=0.0)
 
 
-def session(timeout_s: float) -> ClientSession:
+def session(timeout_s: float, headers: Mapping[str, str] | None = None) -> ClientSession:
     """With any number of connections; a stream without data for so long raises."""
     timeout = ClientTimeout(total=None, sock_connect=timeout_s, sock_read=timeout_s)
-    return ClientSession(timeout=timeout, connector=TCPConnector(limit=0))
+    return ClientSession(timeout=timeout, connector=TCPConnector(limit=0), headers=headers)
 
 
 async def read(
@@ -83,10 +83,11 @@ async def read_all(
     bodies: Sequence[Mapping[str, Any]],
     timeout_s: float,
     progress: Callable[[Sequence[ReceivedStream]], None] = lambda _streams: None,
+    headers: Mapping[str, str] | None = None,
 ) -> list[ReceivedStream]:
     """All concurrently; `progress` gets all streams after each event of any."""
     streams = [ReceivedStream() for _ in bodies]
-    async with session(timeout_s) as client:
+    async with session(timeout_s, headers) as client:
         await asyncio.gather(
             *(
                 read(client, url, body, stream, lambda: progress(streams))

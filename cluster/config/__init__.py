@@ -78,8 +78,8 @@ class AppConfig(Section):
     """The tenants whose requests may set `priority`; `"*"`: every client, also without a key.
     Requests of others that set it are refused."""
     operators: tuple[Name, ...] = ()
-    """The tenants that see all tenants: every series of `/metrics`, all of `/spindle/live`, and
-    `/debug/trace`, which slows replicas down a little; `"*"`: every client, also without a key."""
+    """The tenants that see all tenants: every series of `/metrics` and all of `/spindle/live`;
+    `"*"`: every client, also without a key."""
     metrics_without_key: bool = False
     """Whether all of `/metrics` is open to clients without an API key."""
     sharing: Literal["tenant", "all"] = "tenant"

@@ -44,16 +44,12 @@ from deployments.ingress.requests.tokenization import (
 )
 from deployments.ingress.requests.tools import ToolUse
 from deployments.ingress.tokenizer import Tokens
-from deployments.ingress.turns import Pauses
 from deployments.ingress.watching import LiveView, families_of, live, prometheus_text
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits
 
 ANY_CALLER = trusted("")
 """A handle's caller in the cluster: without a share, and free to set priorities."""
-LIVE_PAUSE_S = 0.2
-"""Between two looks of a client at the replicas' last seconds: each takes milliseconds of their
-event loops, for which everybody's requests wait."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -81,7 +77,6 @@ class Api:
         self.departures = Departures(self.metrics, self._heartbeats)
         self._shares = Shares(config, lambda: len(self._heartbeats.replicas))
         self._readiness = Readiness(replicas, self._heartbeats)
-        self._live_pauses = Pauses(LIVE_PAUSE_S)
         self.reader = Reader(self.tokens)
         self.ignored_fields = IgnoredFields(config.strict_fields)
         self._created = int(time.time())
@@ -112,19 +107,12 @@ class Api:
         of_replicas = await asyncio.gather(*calls)
         return prometheus_text([*self.metrics.families(), *chain(*of_replicas)])
 
-    @property
-    def replica_names(self) -> frozenset[str]:
-        """The replicas that were listed at the last call."""
-        return self._heartbeats.replicas
-
     async def live(self, seconds: float, client: Client = ANY_CALLER) -> LiveView:
         """The numbers of the replicas' last seconds, as far as the client may see them."""
         if not self._heartbeats.replicas:
             await self.ready()
         tenant = None if client.sees_all else client.tenant
-        async with self._live_pauses.turn(client.tenant):
-            names = self._heartbeats.replicas
-            return await live(self.config, self.replicas, names, seconds, tenant)
+        return await live(self.config, self.replicas, self._heartbeats.replicas, seconds, tenant)
 
     async def models(self) -> Body:
         return {"object": "list", "data": [await self.model(self.config.served_name)]}
@@ -158,10 +146,11 @@ class Api:
         self.parsers.check(_tool_use(request))
         limits = self._limits or await self.ready()
         most = self._shares.largest_request
-        held = self._shares.take(client, self._builder.check_size(request, client, limits, most))
+        choices = self._builder.check_size(request, client, limits, most)
+        self._shares.take(client, choices)
 
         def on_close(answer: Answer) -> None:
-            held.release()
+            self._shares.give_back(client, choices)
             self.departures.show()
             self.log.ended(answer, client.tenant)
 
@@ -169,7 +158,7 @@ class Api:
             public_id = request.request_id or request_id
             answer = await self._answer(request, client.tenant, limits, on_close, public_id)
         except BaseException:
-            held.release()
+            self._shares.give_back(client, choices)
             raise
         await answer.open()
         return answer

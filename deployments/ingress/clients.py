@@ -26,8 +26,6 @@ class Client:
     """Whose share of all places its requests count to; None: a caller without such a limit."""
     may_prioritize: bool
     """Whether its requests may set `priority`."""
-    is_operator: bool = False
-    """Whether it may ask for `/debug/trace`."""
     sees_all: bool = True
     """Whether statistics show it all tenants; else only what its own requests explain."""
 
@@ -56,13 +54,11 @@ class Keys:
         without a valid key."""
         tenant = self._tenant(authorization) if self._tenants else network_of(address)
         named = (tenant, EVERYONE)
-        is_operator = not self._operators.isdisjoint(named)
         return Client(
             tenant,
             tenant,
             may_prioritize=not self._priority_for.isdisjoint(named),
-            is_operator=is_operator,
-            sees_all=is_operator or not self._tenants,
+            sees_all=not self._tenants or not self._operators.isdisjoint(named),
         )
 
     def _tenant(self, authorization: str) -> str:
@@ -91,10 +87,10 @@ class Shares:
         """The most choices of one request that can ever be admitted."""
         return self._share(self._most_replicas)
 
-    def take(self, client: Client, choices: int) -> "Held":
+    def take(self, client: Client, choices: int) -> None:
         """Takes one place per choice; raises ApiError 429 if the client would exceed its share."""
         if client.share_of is None:
-            return Held(self, "", 0)
+            return
         share, held = self._share(self._replicas()), self._held[client.share_of]
         if held + choices > share:
             raise ApiError(
@@ -103,7 +99,6 @@ class Shares:
                 f"{held}, and this request needs {choices}; try again later",
             )
         self._held[client.share_of] += choices
-        return Held(self, client.share_of, choices)
 
     def held(self, client: Client) -> int:
         """The places that the client holds."""
@@ -112,22 +107,10 @@ class Shares:
     def _share(self, replicas: int) -> int:
         return max(1, int(self._client_share * self._places_per_replica * max(1, replicas)))
 
-    def give_back(self, client: str, choices: int) -> None:
-        self._held[client] -= choices
-        if not self._held[client]:
-            del self._held[client]
-
-
-class Held:
-    """The places of one request, until they are released."""
-
-    def __init__(self, shares: Shares, client: str, choices: int) -> None:
-        self._shares = shares
-        self._client = client
-        self._choices = choices
-
-    def release(self) -> None:
-        """Does nothing the second time."""
-        if self._choices:
-            self._shares.give_back(self._client, self._choices)
-            self._choices = 0
+    def give_back(self, client: Client, choices: int) -> None:
+        """Once for each `take`."""
+        if client.share_of is None:
+            return
+        self._held[client.share_of] -= choices
+        if not self._held[client.share_of]:
+            del self._held[client.share_of]

@@ -1,12 +1,12 @@
-"""The API's error responses, in the form of OpenAI's error object; errors of validation in plain
-words: the field, the limit and the way out."""
+"""The API's error responses, in the form of OpenAI's error object; errors of validation with
+the field's path."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.exceptions import HTTPException
 
 from deployments.ingress.requests.unsupported import UNSUPPORTED
@@ -18,39 +18,14 @@ _FIELD = re.compile(r"[a-z][a-z0-9_]*")
 _TYPE_NAMES = frozenset(("str", "int", "float", "bool", "list", "dict", "constrained"))
 """Parts of paths that name a kind of value and no field."""
 
-_KINDS = {
-    "string": "a string",
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "list": "a list",
-    "dict": "an object",
-    "model": "an object",
-    "model_attributes": "an object",
+_TEXTS: Mapping[str, str] = {
+    "missing": "is required",
+    "none_required": "is not supported here; leave it out",
+    "extra_forbidden": "there is no such field; leave it out",
+    "union_tag_invalid": "must be one of {expected_tags}",
 }
-_TEXTS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "missing": lambda _: "is required",
-    "int_from_float": lambda _: "must be a whole number",
-    "int_parsing": lambda _: "must be a whole number",
-    "int_parsing_size": lambda _: "must be a whole number of at most 64 bits",
-    "finite_number": lambda _: "must be a finite number",
-    "greater_than": lambda limits: f"must be above {limits['gt']}",
-    "greater_than_equal": lambda limits: f"must be at least {limits['ge']}",
-    "less_than": lambda limits: f"must be below {limits['lt']}",
-    "less_than_equal": lambda limits: f"must be at most {limits['le']}",
-    "string_too_short": lambda limits: _at_least(limits, "character"),
-    "string_too_long": lambda limits: f"{_at_most(limits, 'character')}; shorten it",
-    "too_short": lambda limits: _at_least(limits, "item"),
-    "too_long": lambda limits: f"{_at_most(limits, 'item')}; leave the others out",
-    "literal_error": lambda limits: f"must be {limits['expected']}",
-    "union_tag_invalid": lambda kinds: (
-        f"{kinds['discriminator'].strip(chr(39))} must be one of {kinds['expected_tags']}"
-    ),
-    "none_required": lambda _: "is not supported here; leave it out",
-    "string_pattern_mismatch": lambda limits: f"must match {limits['pattern']}",
-    "string_unicode": lambda _: "holds text that is no Unicode",
-    "extra_forbidden": lambda _: "there is no such field; leave it out",
-}
+"""In place of pydantic's own words, which repeat what was sent or do not name the way out."""
+_SUBJECT = re.compile(r"^\w+ should ")
 
 
 def quoted(text: str) -> str:
@@ -70,7 +45,8 @@ def first_problem(errors: Sequence[Any], skip: int = 0) -> tuple[str | None, str
     # A list of words is one kind as well, which an object for another kind is not about.
     inner = [(path, error) for path, error in meant if error["type"] != "literal_error"]
     path, error = (inner or meant or same)[0]
-    problem = _text(error) if meant else " or ".join(_kinds([error for _, error in same]))
+    texts = [_text(error)] if meant else dict.fromkeys(_text(error) for _, error in same)
+    problem = " or ".join(texts)
     if error["type"] == UNSUPPORTED:
         path = (*path, error["ctx"]["field"])
     # For a body that is no JSON, pydantic's path is the offset of the error.
@@ -94,30 +70,11 @@ def _is_place(part: object) -> bool:
     return _FIELD.fullmatch(str(part)) is not None and part not in _TYPE_NAMES
 
 
-def _kinds(errors: Sequence[Any]) -> list[str]:
-    """What the value must be, if none of the kinds fits; all errors are about it."""
-    names = [_KINDS.get(str(error["type"]).removesuffix("_type")) for error in errors]
-    if None in names:
-        return [_text(errors[0])]
-    first, *others = dict.fromkeys(name for name in names if name)
-    return [f"must be {first}", *others]
-
-
 def _text(error: Any) -> str:
     text = _TEXTS.get(error["type"])
-    return text(error.get("ctx", {})) if text else str(error["msg"]).removeprefix("Value error, ")
-
-
-def _at_least(limits: Mapping[str, Any], unit: str) -> str:
-    return f"at least {_count(limits['min_length'], unit)}"
-
-
-def _at_most(limits: Mapping[str, Any], unit: str) -> str:
-    return f"at most {_count(limits['max_length'], unit)}"
-
-
-def _count(number: int, unit: str) -> str:
-    return f"{number} {unit}" if number == 1 else f"{number} {unit}s"
+    if text is not None:
+        return text.format(**error.get("ctx", {}))
+    return _SUBJECT.sub("must ", str(error["msg"]).removeprefix("Value error, "))
 
 
 _TYPES = {
@@ -129,6 +86,27 @@ _TYPES = {
     503: "service_unavailable_error",
 }
 _RETRY_AFTER_S = {429: 1, 503: 1}
+
+
+class ErrorDetail(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    message: str
+    """Names the field, its limit and the way out."""
+    type: str
+    """As in OpenAI's API."""
+    param: str | None
+    """The field."""
+    code: str | None
+    """Such as `context_length_exceeded`."""
+    status: int
+    """The HTTP status."""
+
+
+class ErrorAnswer(BaseModel):
+    """The body of every error, for the OpenAPI document."""
+
+    error: ErrorDetail
 
 
 class ApiError(Exception):

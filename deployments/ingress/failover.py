@@ -13,9 +13,10 @@ from collections.abc import AsyncIterator, Collection
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
+from actors.coordinator.stream import Statistics
 from cluster.config import LimitsConfig
 from deployments.ingress.errors import ApiError
-from deployments.messages import NO_STATISTICS, Committed, Message, StreamRequest, summed
+from deployments.messages import Committed, Message, StreamRequest, summed
 
 _LOG = logging.getLogger(__name__)
 
@@ -47,9 +48,9 @@ class FailoverStream:
         """Whether the commit with a finish has been received."""
         self.written = 0
         """Output tokens that have reached the client."""
-        self.statistics = NO_STATISTICS
+        self.statistics = Statistics()
         """Summed over all attempts, up to the last commit."""
-        self._earlier = NO_STATISTICS
+        self._earlier = Statistics()
         """Statistics of all attempts before the present one."""
         self._replicas = replicas
         self._silent = silent

@@ -1,17 +1,14 @@
 """The gRPC interface (deployments/spindle.proto, docs/handles.md), a server in the ingress, with
 grpc.health.v1.
 
-Serve's own gRPC proxy listens on every interface and has no TLS, so it is not used. The health
-servicer of grpcio-health-checking bounds nothing, and holds a lock while it writes: one client that
-reads nothing stops what it reports to all. Here it answers without a key, so that no client may
-hold much of it.
+Serve's own gRPC proxy listens on every interface and has no TLS, so it is not used.
 """
 
 import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,92 +20,16 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from cluster.config import GrpcConfig
 from deployments import connections
-from deployments.connections import Bounds
 from deployments.ingress.answers import json_text
 from deployments.ingress.answers.json_text import Body
 from deployments.ingress.api import Api
 from deployments.ingress.clients import Client
 from deployments.ingress.errors import ApiError
-from deployments.ingress.grpc_bounds import Arrivals, GrpcConnections, abort, peer_of
-
-_WATCHES = 1024
-"""Calls of `Watch` at once, of all clients; each takes some 20 KB."""
-
-
-class Health:
-    """The service `service`, and under the empty name the whole server."""
-
-    def __init__(
-        self, service: str, arrivals: Arrivals, connections: GrpcConnections, bounds: Bounds
-    ) -> None:
-        self._services = ("", service)
-        self._arrivals = arrivals
-        self._connections = connections
-        self._watches = bounds.places("watches", _WATCHES)
-        self._status: HealthCheckResponse.ServingStatus = HealthCheckResponse.NOT_SERVING
-        self._changed = asyncio.Event()
-
-    def set(self, status: "HealthCheckResponse.ServingStatus") -> None:
-        self._status = status
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    def handler(self) -> grpc.GenericRpcHandler:
-        types = (None, HealthCheckResponse.SerializeToString)
-        return grpc.method_handlers_generic_handler(
-            "grpc.health.v1.Health",
-            {
-                "Check": grpc.stream_unary_rpc_method_handler(self._check, *types),
-                "Watch": grpc.stream_stream_rpc_method_handler(self._watch, *types),
-            },
-        )
-
-    async def _check(
-        self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext
-    ) -> HealthCheckResponse:
-        service = await self._service(messages, context)
-        if service not in self._services:
-            await abort(context, ApiError(404, "there is no such service"))
-        return HealthCheckResponse(status=self._status)
-
-    async def _watch(
-        self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext
-    ) -> None:
-        service = await self._service(messages, context)
-        address, _ = peer_of(context)
-        problem = self._watches.take(address)
-        if problem is not None:
-            await abort(context, ApiError(429, problem))
-        try:
-            await self._report(service, context)
-        finally:
-            self._watches.give_back(address)
-
-    async def _report(self, service: str, context: grpc.aio.ServicerContext) -> None:
-        reported = None
-        while True:
-            changed = self._changed
-            known = service in self._services
-            status = self._status if known else HealthCheckResponse.SERVICE_UNKNOWN
-            if status != reported:
-                await self._connections.write(context, HealthCheckResponse(status=status))
-                reported = status
-            await changed.wait()
-
-    async def _service(
-        self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext
-    ) -> str:
-        try:
-            address, _ = peer_of(context)
-            message = await self._arrivals.message(messages, context, address)
-            return HealthCheckRequest.FromString(message).service
-        except DecodeError:
-            await abort(context, ApiError(400, "the message is no HealthCheckRequest"))
-        except ApiError as error:
-            await abort(context, error)
-
+from deployments.ingress.grpc_bounds import Arrivals, abort, peer_of
 
 SERVICE = "spindle.Spindle"
+HEALTH = "grpc.health.v1.Health"
+"""Without `Watch`, whose calls any client could hold, without a key."""
 _RECEIVED = 4
 """Messages above this multiple of `limits.max_body_bytes` are refused by the gRPC library while
 they arrive (RESOURCE_EXHAUSTED); those between are refused here, with a message that says why."""
@@ -117,7 +38,6 @@ _IDLE_MS = 90_000
 """Connections without a call are closed after so long, as over HTTP."""
 _CALLS_OF_A_CONNECTION = 1024
 _BIND_AGAIN_S = 1.0
-_HEALTH_PERIOD_S = 5.0
 
 _LOG = logging.getLogger(__name__)
 
@@ -143,20 +63,21 @@ class GrpcServer:
                 ("grpc.so_reuseport", 0),
             ]
         )
-        self._connections = GrpcConnections(config.port, self._bounds)
         self._arrivals = Arrivals(self._bounds)
         types = (None, StringValue.SerializeToString)
+        check = grpc.stream_unary_rpc_method_handler(
+            self._check, None, HealthCheckResponse.SerializeToString
+        )
         methods = {
-            # One message, written as those of a stream are: in time.
-            "Generate": grpc.stream_stream_rpc_method_handler(self._generate, *types),
+            "Generate": grpc.stream_unary_rpc_method_handler(self._generate, *types),
             "Stream": grpc.stream_stream_rpc_method_handler(self._stream, *types),
         }
         self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, methods),)
+            (
+                grpc.method_handlers_generic_handler(SERVICE, methods),
+                grpc.method_handlers_generic_handler(HEALTH, {"Check": check}),
+            )
         )
-        self._health = Health(SERVICE, self._arrivals, self._connections, self._bounds)
-        self._server.add_generic_rpc_handlers((self._health.handler(),))
-        self._running: list[asyncio.Task[None]] = []
 
     async def start(self, http_host: str) -> None:
         """Listens, as soon as the port is free: before a redeployment has drained, the ingress
@@ -174,14 +95,10 @@ class GrpcServer:
                 warned = True
                 await asyncio.sleep(_BIND_AGAIN_S)
         await self._server.start()
-        for task in (self._report_health(), self._connections.keep_bounded()):
-            self._running.append(asyncio.create_task(task))
         _LOG.info("gRPC listens on %s", address)
 
     async def stop(self, drain_s: float) -> None:
         """Takes no further calls, and ends those that have not ended by themselves in time."""
-        for task in self._running:
-            task.cancel()
         await self._server.stop(drain_s)
 
     def _bind(self, address: str) -> None:
@@ -192,23 +109,30 @@ class GrpcServer:
         pair = (Path(key).read_bytes(), Path(certificate).read_bytes())
         self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
 
-    async def _report_health(self) -> None:
-        while True:
-            try:
-                await self._api.ready()
-                self._health.set(HealthCheckResponse.SERVING)
-            except ApiError:
-                self._health.set(HealthCheckResponse.NOT_SERVING)
-            await asyncio.sleep(_HEALTH_PERIOD_S)
+    async def _check(
+        self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> HealthCheckResponse:
+        """Whether any replica can serve. The empty name is that of the whole server."""
+        try:
+            message = await self._arrivals.message(messages, context, peer_of(context))
+            if HealthCheckRequest.FromString(message).service not in ("", SERVICE):
+                raise ApiError(404, "there is no such service")
+        except DecodeError:
+            await abort(context, ApiError(400, "the message is no HealthCheckRequest"))
+        except ApiError as error:
+            await abort(context, error)
+        with suppress(ApiError):
+            await self._api.ready()
+            return HealthCheckResponse(status=HealthCheckResponse.SERVING)
+        return HealthCheckResponse(status=HealthCheckResponse.NOT_SERVING)
 
     async def _generate(
         self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext
-    ) -> None:
+    ) -> StringValue:
         async def answer(fields: Body, client: Client) -> StringValue:
-            body = await self._api.generate(fields, client)
-            return StringValue(value=await _text(body))
+            return StringValue(value=await _text(await self._api.generate(fields, client)))
 
-        await self._connections.write(context, await self._answered(messages, context, answer))
+        return await self._answered(messages, context, answer)
 
     async def _stream(
         self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext
@@ -216,13 +140,16 @@ class GrpcServer:
         async def answer(fields: Body, client: Client) -> AsyncGenerator[Body, None]:
             return self._api.stream(fields, client)
 
-        async with aclosing(await self._answered(messages, context, answer)) as chunks:
-            async for chunk in chunks:
-                try:
-                    text = await _text(chunk)
-                except ApiError as error:
-                    await abort(context, error)
-                await self._connections.write(context, StringValue(value=text))
+        try:
+            async with aclosing(await self._answered(messages, context, answer)) as chunks:
+                async for chunk in chunks:
+                    message = StringValue(value=await _text(chunk))
+                    async with asyncio.timeout(self._bounds.timeout_s):
+                        await context.write(message)
+        except TimeoutError:  # its places are free again, and only the call stays
+            await abort(context, ApiError(408, "the client takes nothing of its answer"))
+        except ApiError as error:
+            await abort(context, error)
 
     async def _answered(
         self,
@@ -244,7 +171,7 @@ class GrpcServer:
     def _client(self, context: grpc.aio.ServicerContext) -> Client:
         metadata = dict(context.invocation_metadata() or ())
         authorization = str(metadata.get("authorization", ""))
-        return self._api.keys.client(authorization, peer_of(context)[0])
+        return self._api.keys.client(authorization, peer_of(context))
 
     async def _fields(self, message: bytes, client: Client) -> dict[str, Any]:
         if len(message) > self._max_bytes:

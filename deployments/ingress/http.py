@@ -3,12 +3,15 @@
 import logging
 import re
 from collections.abc import Coroutine, Mapping
+from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.ingress.answers import json_text
@@ -23,11 +26,10 @@ from deployments.ingress.answers.delivery import (
 from deployments.ingress.answers.json_text import Body
 from deployments.ingress.api import Api
 from deployments.ingress.clients import Client
-from deployments.ingress.errors import ApiError
+from deployments.ingress.errors import ApiError, ErrorAnswer
 from deployments.ingress.gate import Gate, Hosts, route_path
 from deployments.ingress.metrics import RequestLog
-from deployments.ingress.openapi import add_schema
-from deployments.ingress.pages import RESPONSES, add_docs_page, add_playground
+from deployments.ingress.pages import RESPONSES
 from deployments.ingress.reading import HEADER, STRICT_HEADER, route_reading, shown
 from deployments.ingress.requests.completions import (
     ChatRequest,
@@ -38,7 +40,7 @@ from deployments.ingress.requests.fields import REQUEST_ID
 from deployments.ingress.requests.tokenization import DetokenizeRequest, TokenizeRequest
 from deployments.ingress.responses_api.request import ResponsesRequest
 from deployments.ingress.responses_api.service import ResponsesApi
-from deployments.ingress.watching import CONTENT_TYPE, LiveView, Seconds, TraceSeconds, traces
+from deployments.ingress.watching import CONTENT_TYPE, LiveView, Seconds
 from deployments.proxy import TAKEN_OUT
 from engine.errors import InvalidRequest
 
@@ -52,10 +54,14 @@ _JSON = re.compile(r"\s*application/([\w.+-]+\+)?json\s*(;|$)", re.IGNORECASE)
 
 def make_http(api: Api) -> FastAPI:
     responses = ResponsesApi(api)
-    # FastAPI's own pages load their scripts from other hosts.
-    http = FastAPI(title="Spindle", version=api.version, docs_url=None, redoc_url=None)
+    key = [Depends(HTTPBearer(auto_error=False))] if api.config.api_keys else []
+    errors: dict[int | str, dict[str, Any]] = {
+        "default": {"model": ErrorAnswer, "description": "An error"}
+    }
+    http = FastAPI(
+        title="Spindle", version=api.version, redoc_url=None, dependencies=key, responses=errors
+    )
     http.router.route_class = route_reading(api.reader, _is_json)
-    add_docs_page(http)
     http.state.request_log = api.log
     open_paths = (*PATHS_WITHOUT_KEY, *RESPONSES)
     if api.config.metrics_without_key:
@@ -106,15 +112,6 @@ def make_http(api: Api) -> FastAPI:
         is no operator, of its own requests."""
         return await api.live(seconds, request.state.client)
 
-    @http.get("/debug/trace")
-    async def trace(request: Request, seconds: TraceSeconds = 10.0) -> Response:
-        """What all replicas do for so many seconds, in Chrome's trace format, for Perfetto."""
-        if not request.state.client.is_operator:
-            raise ApiError(403, "this client may not ask for traces (operators in the config)")
-        await api.ready()
-        events = await traces(api.replicas, api.replica_names, seconds)
-        return JSONResponse({"displayTimeUnit": "ms", "traceEvents": events})
-
     @http.get("/version")
     async def version() -> Body:
         """Spindle's version."""
@@ -163,8 +160,8 @@ def make_http(api: Api) -> FastAPI:
         response = responses.full_response(body, answer)
         return await _respond_whole(answer, response, request, headers)
 
-    add_playground(http)
-    add_schema(http, bool(api.config.api_keys), open_paths)
+    for path, page in RESPONSES.items():
+        http.routes.append(Route(path, page, methods=["GET"], name=path))
     return http
 
 

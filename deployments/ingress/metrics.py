@@ -12,14 +12,14 @@ from deployments.ingress.answers.choices import Answer
 from deployments.ingress.errors import ApiError
 from deployments.metrics import (
     INGRESS_COUNTERS,
-    INGRESS_HISTOGRAMS,
     LOST,
     MOST_TENANTS,
+    OF_INGRESS,
     OTHER,
     STATUSES,
     STOPPED,
 )
-from deployments.series import Counter, Family, Histogram
+from deployments.series import Family, Series
 
 _EXPORT_EVERY_S = 1.0
 _LOG = logging.getLogger(__name__)
@@ -28,8 +28,7 @@ _LOG = logging.getLogger(__name__)
 class IngressMetrics:
     def __init__(self, tenants: Collection[str] = ()) -> None:
         """`tenants`: those with an API key, which have series of their own."""
-        self._counters = {metric.name: Counter(metric, {}) for metric in INGRESS_COUNTERS}
-        self._histograms = {metric.name: Histogram(metric, {}) for metric in INGRESS_HISTOGRAMS}
+        self._series = Series(OF_INGRESS, {})
         listed = list(tenants)[:MOST_TENANTS]
         self._tenants = {name: name if name in listed else OTHER for name in tenants}
         shown = dict.fromkeys(self._tenants.values())
@@ -40,8 +39,9 @@ class IngressMetrics:
             "reason": (LOST, STOPPED),
         }
         for metric in INGRESS_COUNTERS:
-            labels = [values[label] for label in metric.labels]
-            self._counters[metric.name].start(product(*labels))
+            for labels in product(*(values[label] for label in metric.labels)):
+                self._series.start(metric.name, *labels)
+        self._series.export()
 
     def responded(self, fields: Mapping[str, Any]) -> None:
         """`fields`: those of the request's log line."""
@@ -55,8 +55,8 @@ class IngressMetrics:
 
     def answered(self, ttft_s: float, seconds: float) -> None:
         """A request has been answered to its end."""
-        self._histograms["response_ttft_seconds"].observe(ttft_s)
-        self._histograms["response_seconds"].observe(seconds)
+        self._series.observe("response_ttft_seconds", ttft_s)
+        self._series.observe("response_seconds", seconds)
 
     def resubmitted(self, choices: int) -> None:
         self._count("resubmissions", choices)
@@ -68,35 +68,27 @@ class IngressMetrics:
         self._count("replicas_left", 1, reason)
 
     def families(self) -> list[Family]:
-        counters = [counter.family() for counter in self._counters.values()]
-        return counters + [histogram.family() for histogram in self._histograms.values()]
+        return self._series.families()
 
     def families_of(self, tenant: str) -> list[Family]:
         """The series of this tenant alone; none if it is counted together with others."""
-        own: list[Family] = []
-        if self._tenants.get(tenant) == tenant != OTHER:
-            for family in self.families():
-                samples = [
-                    one for one in family["samples"] if one["labels"].get("tenant") == tenant
-                ]
-                if samples:
-                    own.append({**family, "samples": samples})
-        return own
+        if not self._tenants.get(tenant) == tenant != OTHER:
+            return []
+        families = self.families()
+        for family in families:
+            family.samples = [one for one in family.samples if one.labels.get("tenant") == tenant]
+        return [family for family in families if family.samples]
 
     async def keep_exported(self) -> None:
-        """Exports the histograms every second: Ray has them as gauges, and drops any that has not
-        been set for 20 s."""
         while True:
             try:
-                for histogram in self._histograms.values():
-                    histogram.export()
+                self._series.export()
             except Exception:
-                _LOG.exception("histograms are not exported")
+                _LOG.exception("metrics are not exported")
             await asyncio.sleep(_EXPORT_EVERY_S)
 
     def _count(self, name: str, amount: float, *values: str) -> None:
-        self._counters[name].add(amount, *values)
-        self._counters[name].export()
+        self._series.add(name, amount, *values)
 
 
 CLIENT_LEFT = 499

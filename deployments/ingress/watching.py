@@ -1,14 +1,12 @@
-"""What operators and the playground see of all replicas: series for `/metrics`, the numbers of the
-last seconds, and traces of what they do (`/debug/trace`)."""
+"""What operators and the playground see of all replicas: series for `/metrics`, and the numbers of
+the last seconds."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator
-from itertools import chain
+from collections.abc import Collection, Iterable
 from typing import Annotated
 
 from fastapi import Query
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import Metric
+from prometheus_client import generate_latest
 from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict
 from ray.serve.handle import DeploymentHandle
@@ -16,37 +14,34 @@ from ray.serve.handle import DeploymentHandle
 from cluster.config import AppConfig
 from deployments.ingress.replicas import answer_of
 from deployments.ingress.requests.fields import SloTargets
-from deployments.messages import LiveQuery, TraceQuery
+from deployments.messages import LiveQuery
 from deployments.replica.live import LONGEST_S, ReplicaNumbers
-from deployments.replica.timeline import TraceEvent
 from deployments.series import Family
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
+class _Merged(Collector):
+    """Families of one name from several processes as one."""
+
+    def __init__(self, families: Iterable[Family]) -> None:
+        self._families: dict[str, Family] = {}
+        for family in families:
+            known = self._families.setdefault(family.name, family)
+            if known is not family:
+                known.samples += family.samples
+
+    def collect(self) -> Iterable[Family]:
+        return self._families.values()
+
+
 def prometheus_text(families: Iterable[Family]) -> bytes:
-    """Families of one name from several processes become one."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(families))
-    return generate_latest(registry)
+    return generate_latest(_Merged(families))
 
 
 async def families_of(replicas: DeploymentHandle, replica: str) -> list[Family]:
     """The series of one replica; none if it does not answer in time."""
     return await answer_of(replica, replicas.metrics.remote({"replica": replica})) or []
-
-
-class _Families(Collector):
-    def __init__(self, families: Iterable[Family]) -> None:
-        self._metrics: dict[str, Metric] = {}
-        for family in families:
-            name = f"spindle_{family['name']}"
-            metric = self._metrics.setdefault(name, Metric(name, family["text"], family["kind"]))
-            for sample in family["samples"]:
-                metric.add_sample(name + sample["suffix"], sample["labels"], sample["value"])
-
-    def collect(self) -> Iterator[Metric]:
-        yield from self._metrics.values()
 
 
 Seconds = Annotated[float, Query(gt=0, le=LONGEST_S, description="How far back the numbers go.")]
@@ -89,30 +84,3 @@ async def live(
         },
         replicas=[one for one in numbers if one is not None],
     )
-
-
-LONGEST_TRACE_S = 60.0
-_SLACK_S = 10.0
-"""How long a replica may take to answer, beyond the time that it records."""
-TraceSeconds = Annotated[float, Query(gt=0, le=LONGEST_TRACE_S)]
-
-
-async def traces(
-    replicas: DeploymentHandle, names: Collection[str], seconds: float
-) -> list[TraceEvent]:
-    """What these replicas do from now on."""
-    calls = [
-        _of_replica(replicas, {"replica": name, "seconds": seconds, "process": number})
-        for number, name in enumerate(sorted(names))
-    ]
-    return list(chain(*await asyncio.gather(*calls)))
-
-
-async def _of_replica(replicas: DeploymentHandle, query: TraceQuery) -> list[TraceEvent]:
-    """Nothing of a replica that is lost meanwhile, or does not answer."""
-    try:
-        async with asyncio.timeout(query["seconds"] + _SLACK_S):
-            events: list[TraceEvent] = await replicas.trace.remote(query)
-    except Exception:
-        return []
-    return events

@@ -23,14 +23,12 @@ from deployments.messages import (
     Named,
     Routed,
     StreamRequest,
-    TraceQuery,
 )
 from deployments.replica.autoscaling_signals import AutoscalingSignals
 from deployments.replica.event_log import log_event
 from deployments.replica.live import LiveNumbers, ReplicaNumbers
 from deployments.replica.metrics import Metrics
 from deployments.replica.streams import HeartbeatMonitor, refusal, submit
-from deployments.replica.timeline import Timeline, TraceEvent
 from deployments.router_actor import exchange, known_facts
 from deployments.series import Family
 from engine.errors import SpindleError
@@ -57,8 +55,6 @@ class Replica:
         )
         self._without_ingress: set[str] = set()
         self._signals = AutoscalingSignals()
-        self._timelines: list[Timeline] = []
-        """Those being recorded."""
         # Started here rather than in a request, because tasks that a request starts are cancelled
         # with it.
         loop = asyncio.get_running_loop()
@@ -206,20 +202,6 @@ class Replica:
         self._set_load(self._service)
         return self._metrics.families()
 
-    async def trace(self, query: TraceQuery) -> list[TraceEvent]:
-        """What it does from now on for some seconds; nothing if the call was for a replica that is
-        gone."""
-        if query["replica"] != self._name:
-            return []
-        lanes = [lane.name for lane in self._service.lanes]
-        timeline = Timeline(lanes, asyncio.get_running_loop().time())
-        self._timelines.append(timeline)
-        try:
-            await asyncio.sleep(query["seconds"])
-        finally:
-            self._timelines.remove(timeline)
-        return timeline.events(self._name, query["process"])
-
     async def live(self, query: LiveQuery) -> ReplicaNumbers | None:
         """The numbers of its last seconds; None if the call was for a replica that is gone."""
         if query["replica"] != self._name:
@@ -265,8 +247,6 @@ class Replica:
         self._metrics.observe(event)
         log_event(event)
         self._signals.observe(event)
-        for timeline in self._timelines:
-            timeline.observe(event)
 
     async def _export_metrics(self, service: "Service") -> None:
         while True:

@@ -28,9 +28,9 @@ from deployments.metrics import (
     COORDINATOR,
     COUNTERS,
     GAUGES,
-    HISTOGRAMS,
     KV_STATES,
     LOOKUPS,
+    OF_REPLICA,
     OTHER,
     OUTCOMES,
     PARTS,
@@ -40,7 +40,7 @@ from deployments.metrics import (
 )
 from deployments.replica.autoscaling_signals import met_slo, tpot_s
 from deployments.replica.node_counts import NodeCounts
-from deployments.series import Counter, Family, Gauge, Histogram
+from deployments.series import Family, Series
 from policies.flat_trees import FlatTrees
 from policies.request import RoundOutcome, Slo
 from policies.tree_counts import ACCEPTED as ACCEPTED_NODES
@@ -57,7 +57,6 @@ class Metrics:
         self, replica: str, drafters: Mapping[str, str], slo_classes: Mapping[str, Slo]
     ) -> None:
         """`drafters`: drafter name by lane."""
-        own = {"replica": replica}
         self._drafters = drafters
         self._node_counts = NodeCounts(drafters)
         self._names, self._column = self._node_counts.names, self._node_counts.column
@@ -69,9 +68,7 @@ class Metrics:
         """Verified, expected and accepted ones: [drafter, depth - 1, kind]."""
         self._swaps = 0
         self._pending: list[Event] = []
-        self._counters = {metric.name: Counter(metric, own) for metric in COUNTERS}
-        self._histograms = {metric.name: Histogram(metric, own) for metric in HISTOGRAMS}
-        self._gauges = {metric.name: Gauge(metric, own) for metric in GAUGES}
+        self._series = Series(OF_REPLICA, {"replica": replica})
         self._start()
 
     def _start(self) -> None:
@@ -93,42 +90,33 @@ class Metrics:
             ("kept", "slo_class"): [*product(("yes", "no"), classes)],
             ("state",): [(state,) for state in KV_STATES],
         }
-        for metric in COUNTERS:
-            self._counters[metric.name].start(values[metric.labels])
-        for metric in GAUGES:
+        for metric in (*COUNTERS, *GAUGES):
             for labels in values[metric.labels]:
-                self._gauges[metric.name].set(0.0, *labels)
+                self._series.start(metric.name, *labels)
         self.export()
 
     def families(self) -> list[Family]:
         self._sum_up()
-        counters = [counter.family() for counter in self._counters.values()]
-        histograms = [histogram.family() for histogram in self._histograms.values()]
-        return counters + histograms + [gauge.family() for gauge in self._gauges.values()]
+        return self._series.families()
 
     def export(self) -> None:
         """Called every second."""
         self._sum_up()
-        for counter in self._counters.values():
-            counter.export()
-        for gauge in self._gauges.values():
-            gauge.export()
-        for histogram in self._histograms.values():
-            histogram.export()
+        self._series.export()
 
     def set_load(self, running: float, waiting: float, regret: float) -> None:
-        self._gauges["running"].set(running)
-        self._gauges["waiting"].set(waiting)
-        self._gauges["regret"].set(regret)
+        self._series.set("running", running)
+        self._series.set("waiting", waiting)
+        self._series.set("regret", regret)
 
     def set_down(self, lanes: Collection[str]) -> None:
         """For lanes that were lost or not loaded when `observe` was first called."""
         for lane in lanes:
-            self._gauges["down"].set(1.0, lane)
+            self._series.set("down", 1.0, lane)
 
     def set_kv(self, kv: KvState) -> None:
         for state, blocks in zip(KV_STATES, (kv.free, kv.used, kv.cached), strict=True):
-            self._gauges["kv_blocks"].set(blocks, state)
+            self._series.set("kv_blocks", blocks, state)
         # A verifier that has been replaced counts from zero.
         self._count("swaps", kv.swaps - self._swaps if kv.swaps >= self._swaps else kv.swaps)
         self._swaps = kv.swaps
@@ -175,7 +163,7 @@ class Metrics:
             case LaneUp():
                 self._recovered(event.lane, event.seconds)
             case LaneJoined():
-                self._gauges["down"].set(0.0, event.lane)
+                self._series.set("down", 0.0, event.lane)
             case VerifierUp():
                 self._recovered(VERIFIER, event.seconds)
             case Left() if not event.internal:
@@ -188,9 +176,9 @@ class Metrics:
         count("busy_seconds", event.seconds, VERIFIER, "verify")
         count("busy_seconds", event.select_s, COORDINATOR, "select")
         count("idle_seconds", event.idle_s, VERIFIER)
-        self._histograms["forward_seconds"].observe(event.seconds)
+        self._series.observe("forward_seconds", event.seconds)
         if outcomes:
-            self._histograms["forward_requests"].observe(len(outcomes))
+            self._series.observe("forward_requests", len(outcomes))
         if not event.prefill_tokens:
             self._compare(VERIFIER, event.predicted_s, event.seconds)
         count("committed_tokens", sum([outcome.committed for outcome in outcomes]))
@@ -265,12 +253,12 @@ class Metrics:
 
     def _lost(self, host: str) -> None:
         self._count("losses", 1, host)
-        self._gauges["down"].set(1.0, host)
+        self._series.set("down", 1.0, host)
 
     def _recovered(self, host: str, seconds: float) -> None:
         self._count("restarts", 1, host)
         self._count("recovery_seconds", seconds, host)
-        self._gauges["down"].set(0.0, host)
+        self._series.set("down", 0.0, host)
 
     def _left(self, event: Left) -> None:
         self._count("requests", 1, event.finish or ("failed" if event.failed else "cancelled"))
@@ -288,7 +276,7 @@ class Metrics:
             ("latency_seconds", latency_s if event.finish else None),
         ):
             if seconds is not None:
-                self._histograms[name].observe(seconds)
+                self._series.observe(name, seconds)
 
     def _count(self, name: str, amount: float, *values: str) -> None:
-        self._counters[name].add(amount, *values)
+        self._series.add(name, amount, *values)

@@ -7,12 +7,10 @@ import time
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 
 from actors.coordinator.events import Arrived, Event, Left, Verified
 from cluster.config.serving import TracingConfig
@@ -22,29 +20,25 @@ _EXPORT_EVERY_MS = 1000
 _MOST_QUEUED = 32_768
 """Spans that wait for their export; further ones are dropped."""
 _MOST_AT_ONCE = 2048
-_SCOPE = InstrumentationScope("spindle")
 
 
 class RequestSpans:
     def __init__(self, config: TracingConfig, model: str, replica: str, now: float) -> None:
         """`now`: of the coordinator's clock."""
-        self._resource = Resource.create(
-            {"service.name": "spindle", "service.instance.id": replica}
-        )
         self._provider = TracerProvider(
             sampler=TraceIdRatioBased(config.share),
-            resource=self._resource,
+            resource=Resource.create({"service.name": "spindle", "service.instance.id": replica}),
             shutdown_on_exit=False,
         )
-        self._processor = BatchSpanProcessor(
-            OTLPSpanExporter(config.endpoint),
-            max_queue_size=_MOST_QUEUED,
-            schedule_delay_millis=_EXPORT_EVERY_MS,
-            max_export_batch_size=_MOST_AT_ONCE,
+        self._provider.add_span_processor(
+            BatchSpanProcessor(
+                OTLPSpanExporter(config.endpoint),
+                max_queue_size=_MOST_QUEUED,
+                schedule_delay_millis=_EXPORT_EVERY_MS,
+                max_export_batch_size=_MOST_AT_ONCE,
+            )
         )
-        self._provider.add_span_processor(self._processor)
-        self._tracer = self._provider.get_tracer(_SCOPE.name)
-        self._new_id = RandomIdGenerator().generate_span_id
+        self._tracer = self._provider.get_tracer("spindle")
         self._model = model
         self._epoch_ns = time.time_ns() - round(1e9 * now)
         self._spans: dict[str, Span] = {}
@@ -58,7 +52,7 @@ class RequestSpans:
                 for outcome in event.outcomes:
                     span = self._spans.get(outcome.request)
                     if span is not None:
-                        self._round(span.get_span_context(), outcome, event.at_s)
+                        self._round(span, outcome, event.at_s)
             case Left():
                 span = self._spans.pop(event.view.name, None)
                 if span is not None:
@@ -87,18 +81,12 @@ class RequestSpans:
         if span.is_recording():
             self._spans[view.name] = span
 
-    def _round(self, request: SpanContext, outcome: RoundOutcome, at_s: float) -> None:
-        """Made without the tracer, which would decide anew whether the request is sampled, check
-        each attribute and lock: several times as long, once for each request of every round."""
-        context = SpanContext(
-            request.trace_id, self._new_id(), is_remote=False, trace_flags=request.trace_flags
-        )
-        span = ReadableSpan(
+    def _round(self, request: Span, outcome: RoundOutcome, at_s: float) -> None:
+        span = self._tracer.start_span(
             "round",
-            context,
-            request,
-            self._resource,
-            {
+            context=set_span_in_context(request),
+            start_time=self._ns(at_s - outcome.seconds),
+            attributes={
                 "spindle.lane": outcome.lane or "",
                 "spindle.verified": outcome.drafted,
                 "spindle.accepted": outcome.accepted,
@@ -106,11 +94,8 @@ class RequestSpans:
                 "spindle.draft_s": outcome.draft_s,
                 "spindle.verify_s": outcome.verify_s,
             },
-            start_time=self._ns(at_s - outcome.seconds),
-            end_time=self._ns(at_s),
-            instrumentation_scope=_SCOPE,
         )
-        self._processor.on_end(span)
+        span.end(self._ns(at_s))
 
     def _left(self, span: Span, event: Left) -> None:
         statistics = event.statistics

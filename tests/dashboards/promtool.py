@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from deployments.metrics import OF_INGRESS, OF_REPLICA, PARTS_OF_A_HISTOGRAM
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "dashboards"
 ALERTS = FOLDER / "alerts.yaml"
@@ -41,3 +43,19 @@ def queries(name: str) -> Iterator[str]:
     for panel in BOARDS[name]["panels"]:
         for target in panel["targets"]:
             yield target["expr"]
+
+
+def exported(prefix: str = "ray_spindle_") -> dict[str, set[str]]:
+    """The label names of each series that Prometheus stores, by its name."""
+    series: dict[str, set[str]] = {}
+    for declared, own in ((OF_REPLICA, {"replica"}), (OF_INGRESS, set[str]())):
+        for kind, metric in ((kind, one) for kind, metrics in declared for one in metrics):
+            labels = own | set(metric.labels)
+            if kind == "histogram":
+                for part in PARTS_OF_A_HISTOGRAM:
+                    more = {"le"} if part == "bucket" else set[str]()
+                    series[f"{prefix}{metric.name}_{part}"] = labels | more
+            else:
+                suffix = "_total" if kind == "counter" else ""
+                series[f"{prefix}{metric.name}{suffix}"] = labels
+    return series

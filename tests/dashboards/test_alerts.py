@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from deployments.metrics import exported
-from tests.dashboards.promtool import ALERTS, BOARDS, ROOT, program, selected
+from tests.dashboards.promtool import ALERTS, BOARDS, ROOT, exported, program, selected
 
 PAGE = ROOT / "docs" / "operating.md"
 Series = Mapping[str, str]

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deployments.metrics import exported
-from tests.dashboards.promtool import BOARDS, program, queries, selected
+from tests.dashboards.promtool import BOARDS, exported, program, queries, selected
 
 _GROUPED = re.compile(r"\bby \(([^)]*)\)")
 

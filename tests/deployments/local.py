@@ -2,11 +2,13 @@
 uses, so that replicas can die at a chosen token."""
 
 import asyncio
+import functools
+import inspect
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import uvicorn
 from ray.exceptions import RayActorError
@@ -33,6 +35,8 @@ from tests.actors.coordinator.fake_hosts import PacedDrafter, PacedVerifier
 from tests.actors.coordinator.policies import Touring
 from tests.checkpoints import blurred, llama
 
+T = TypeVar("T")
+P = ParamSpec("P")
 MODEL = "target"
 VOCAB = 2048
 """As many tokens as the zoo's tokenizer has. The model has random weights: its texts are full of
@@ -41,6 +45,28 @@ CONTEXT = 512
 
 DiesAfter = Callable[[StreamRequest], int | None]
 """After how many output tokens the replica of this request dies; None: it does not die."""
+
+
+def within(
+    context: Callable[..., AbstractAsyncContextManager[T]], *given: Any, **options: Any
+) -> Callable[[Callable[Concatenate[T, P], Awaitable[None]]], Callable[P, None]]:
+    """Makes an async test one that pytest runs; its first argument is what the context yields."""
+
+    def decorated(test: Callable[Concatenate[T, P], Awaitable[None]]) -> Callable[P, None]:
+        def inside(*arguments: P.args, **named: P.kwargs) -> None:
+            async def run() -> None:
+                async with context(*given, **options) as yielded:
+                    await test(yielded, *arguments, **named)
+
+            asyncio.run(run())
+
+        signature = inspect.signature(test)
+        functools.update_wrapper(inside, test)
+        _, *others = signature.parameters.values()
+        inside.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
+        return inside
+
+    return decorated
 
 
 def counted(answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,18 +118,13 @@ def make_coordinator(config: AppConfig, seconds: float) -> Coordinator:
     )
 
 
-@dataclass
-class LocalReplicas:
-    """One coordinator in the role of every replica: a death ends one of its streams, at a token."""
+class Handle:
+    """The methods of a Serve handle of replicas that the API uses."""
 
-    coordinator: Coordinator
-    dies: DiesAfter = never_dies
-    requests: list[StreamRequest] = field(default_factory=list)
-    heartbeats: list[Heartbeat] = field(default_factory=list)
-    streams: dict[str, Stream] = field(default_factory=dict)
-    """Streams being read, by the names that their ingress gave them."""
+    stop_token_ids: Sequence[int] = ()
+    follows_grammars = False
 
-    def options(self, **_options: Any) -> "LocalReplicas":
+    def options(self, **_options: Any) -> Self:
         return self
 
     @property
@@ -117,6 +138,33 @@ class LocalReplicas:
     @property
     def describe(self) -> "Method":
         return Method(lambda routed: asyncio.create_task(self._describe(routed)))
+
+    def _stream(self, request: StreamRequest) -> AsyncGenerator[Message, None]:
+        raise NotImplementedError
+
+    async def _heartbeat(self, heartbeat: Heartbeat) -> None:
+        pass
+
+    async def _describe(self, _routed: Routed) -> dict[str, Any]:
+        return {
+            "max_context": CONTEXT,
+            "vocab_size": VOCAB,
+            "stop_token_ids": list(self.stop_token_ids),
+            "follows_grammars": self.follows_grammars,
+            "down": [],
+        }
+
+
+@dataclass
+class LocalReplicas(Handle):
+    """One coordinator in the role of every replica: a death ends one of its streams, at a token."""
+
+    coordinator: Coordinator
+    dies: DiesAfter = never_dies
+    requests: list[StreamRequest] = field(default_factory=list)
+    heartbeats: list[Heartbeat] = field(default_factory=list)
+    streams: dict[str, Stream] = field(default_factory=dict)
+    """Streams being read, by the names that their ingress gave them."""
 
     async def _stream(self, request: StreamRequest) -> AsyncGenerator[Message, None]:
         self.requests.append(request)
@@ -158,15 +206,6 @@ class LocalReplicas:
         for name, tokens in heartbeat["read"].items():
             if name in self.streams:
                 self.streams[name].acknowledge(tokens)
-
-    async def _describe(self, _routed: Routed) -> dict[str, Any]:
-        return {
-            "max_context": CONTEXT,
-            "vocab_size": VOCAB,
-            "stop_token_ids": [],
-            "follows_grammars": False,
-            "down": [],
-        }
 
 
 class Method:

@@ -107,16 +107,13 @@ def test_streams_are_transformers_own_with_drafts_and_without(identity: Identity
     assert not any(one["drafted"] for one in undrafted)
 
 
-@pytest.mark.parametrize("part", ["verifier", HEAD])
-def test_a_killed_process_comes_back_and_streams_are_unchanged(
-    part: str, identity: Identity
-) -> None:
+def test_a_killed_head_comes_back_and_streams_are_unchanged(identity: Identity) -> None:
     replica = replicas().state.remote().result(timeout_s=10)["replica"]
-    victim = processes(replica)[part]
+    victim = processes(replica)[HEAD]
     kill = Kill(victim)
     asked = bodies()
     received = stream(asked, kill)
     assert kill.unfinished == len(asked), "the fault came too late"
     check(identity, received, asked)
-    eventually(lambda: processes(replica).get(part, victim) != victim, f"{part} is back", 60)
+    eventually(lambda: processes(replica).get(HEAD, victim) != victim, "the head is back", 60)
     eventually(is_idle, "nothing runs")

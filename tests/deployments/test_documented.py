@@ -8,23 +8,20 @@ default one. `make serve` and `make test` are the two commands that are left out
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
 import yaml
 
-from benchmarks.processes import environment
-from tests.deployments.serving import ARGS, PORT, URL, application, eventually
+from tests.deployments.serving import ARGS, PORT, URL, application
 
 ROOT = Path(__file__).parents[2]
-GRPC_PORT, CLIENT_PORT = 9163, 10163
-PORTS = {":8000": f":{PORT}", ":9000": f":{GRPC_PORT}", ":10001": f":{CLIENT_PORT}"}
+GRPC_PORT = 9163
+PORTS = {":8000": f":{PORT}", ":9000": f":{GRPC_PORT}"}
 MODEL = "SmolLM2-135M-Instruct"
 README, HANDLES = "README.md", "docs/handles.md"
 LEFT_OUT = ("make serve", "make test")
@@ -147,55 +144,3 @@ def test_the_example_of_a_handle_prints_one_answer_whole_and_streamed(tmp_path: 
 def test_no_other_snippet_is_there() -> None:
     assert blocks(README, "python") == []
     assert len(blocks(HANDLES, "python")) == 3
-
-
-@pytest.fixture
-def ray_client() -> Iterator[str]:
-    """The address of a server for Ray Client, as `ray start` starts one."""
-    command = ["-m", "ray.util.client.server", "--host=127.0.0.1", f"--port={CLIENT_PORT}"]
-    address = ray.get_runtime_context().gcs_address
-    # Ray gives up a client whose server process has not imported Ray within 30 s: it takes longer
-    # beside other tests. gRPC's fork handlers now and then end that process before it begins.
-    settings = {
-        "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "110",
-        "GRPC_ENABLE_FORK_SUPPORT": "false",
-    }
-    with environment({"RAY_AUTH_MODE": "token", **settings}):
-        server = subprocess.Popen(
-            [sys.executable, *command, f"--address={address}", "--mode=proxy"],
-            start_new_session=True,
-        )
-    try:
-        yield f"ray://127.0.0.1:{CLIENT_PORT}"
-    finally:
-        server.terminate()
-        server.wait(30)
-
-
-def test_ray_client_does_what_the_page_says(tmp_path: Path, ray_client: str) -> None:
-    fields: dict[str, Any] = {"model": MODEL, "prompt": "1, 2, 3,", "seed": 7}
-    (tmp_path / "client.py").write_text(
-        f"""
-import ray
-from ray import serve
-
-ray.init({ray_client!r})
-spindle = serve.get_app_handle("spindle")
-print("RESULT", spindle.generate.remote({fields!r}).result()["choices"][0]["text"])
-try:
-    list(spindle.options(stream=True).stream.remote({fields!r}))
-except RuntimeError as error:
-    print("RESULT", error)
-"""
-    )
-    eventually(lambda: accepts(CLIENT_PORT), "Ray Client's server listens")
-    output = run([sys.executable, "client.py"], tmp_path, RAY_AUTH_MODE="token")
-    text, refusal = output.split("RESULT ")[1:]
-    assert text.strip()
-    documented = " ".join(page(HANDLES).split())
-    assert " ".join(refusal.split()).rstrip(".") in documented
-
-
-def accepts(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

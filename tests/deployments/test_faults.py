@@ -36,7 +36,8 @@ from benchmarks.serving.stream_identity import StreamIdentity
 from tests.deployments.serving import end_cluster
 
 SETTING = Setting(1, "native", replicas=2)
-OF_SETTING = [fault.name for fault in FAULTS if fault.setting("native") == SETTING]
+OF_SETTING = ("router", "node")
+"""A node takes a replica and its hosts; drafters and verifiers are killed by poisoned requests."""
 LOST_NODES = {"RAY_health_check_period_ms": "1000"}
 """Ray asks nodes five times before it gives one up: every second instead of every third."""
 

@@ -199,10 +199,6 @@ def test_one_router_knows_all_replicas_and_they_serve_without_it() -> None:
     eventually(lambda: replicas_known_to(router()) == both, "a new router knows both")
 
 
-def health() -> int:
-    return httpx.get(f"{URL}/health", timeout=30).status_code
-
-
 def replica_pids() -> dict[str, int]:
     prefix = "SERVE_REPLICA::spindle#Replica#"
     actors = state.actors(actor_state_name="ALIVE").values()
@@ -218,12 +214,6 @@ def metrics(name: str, label: str) -> dict[str, float]:
     text = httpx.get(f"{URL}/metrics", timeout=30).text
     families = {family.name: family for family in text_string_to_metric_families(text)}
     return {one.labels.get(label, ""): one.value for one in families[f"spindle_{name}"].samples}
-
-
-@pytest.mark.usefixtures("_two_replicas")
-def test_metrics_of_all_replicas_are_at_one_place() -> None:
-    assert metrics("running", "replica").keys() == replica_pids().keys()
-    assert metrics("replicas_started", "")[""] >= 2
 
 
 @pytest.mark.usefixtures("_two_replicas")
@@ -279,21 +269,6 @@ def test_a_replica_that_hangs_and_holds_no_stream_is_avoided() -> None:
     assert moved["replica"] != preferred
     assert avoided["attempts"] == 1
     assert avoided["replica"] != preferred
-
-
-@pytest.mark.usefixtures("_two_replicas")
-def test_health_is_that_of_the_replicas_that_do_not_hang() -> None:
-    one, other = replica_pids().values()
-    assert health() == 200
-    os.kill(one, signal.SIGSTOP)
-    try:
-        assert [health() for _ in range(12)] == [200] * 12
-        os.kill(other, signal.SIGSTOP)
-        assert health() == 503
-    finally:
-        os.kill(one, signal.SIGCONT)
-        os.kill(other, signal.SIGCONT)
-    eventually(lambda: health() == 200, "they answer again")
 
 
 @pytest.mark.usefixtures("_two_replicas")

@@ -4,17 +4,28 @@ ingress."""
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
-from deployments.ingress.answer_types import Usage
 from deployments.ingress.answers.output_text import AnswerText, Echo, StopRule
 from deployments.ingress.answers.trace import trace_body
 from deployments.ingress.failover import FailoverStream
 from deployments.ingress.heartbeat_sender import HeartbeatSender
-from deployments.ingress.parsing.parser import OutputParser
+from deployments.ingress.parsing.choose import OutputParser
 from deployments.ingress.tokenizer import Tokens
-from deployments.messages import Logprob, SpeculationFields
-from engine.protocol import Finish
+from deployments.messages import SpeculationFields
+from engine.protocol import Finish, TokenLogprobs
+
+
+class Usage(TypedDict):
+    """As in OpenAI's API."""
+
+    prompt_tokens: int
+    """Tokens of all prompts, each prompt counted once."""
+    completion_tokens: int
+    """Tokens of all choices."""
+    total_tokens: int
+    prompt_tokens_details: dict[str, int]
+    """`cached_tokens`: those found in the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +33,7 @@ class OutputToken:
     """One token as it is listed among the log-probabilities."""
 
     token: int
-    logprob: Logprob | None
+    logprob: TokenLogprobs | None
     """None for the first token of an echoed prompt, for which the model computes no probability."""
     offset: int
     """Index in the choice's text at which the token begins."""
@@ -43,7 +54,7 @@ class Piece:
     """The stop string or requested stop token that has ended the choice."""
     trace: dict[str, Any] | None = None
     """How the tokens came about, if requested."""
-    prompt_logprobs: Sequence[Logprob] | None = None
+    prompt_logprobs: Sequence[TokenLogprobs] | None = None
     """Those of the prompt's tokens except the first, with the first piece, if requested."""
 
 
@@ -121,7 +132,7 @@ class Choice:
     @property
     def cached_tokens(self) -> int:
         """Tokens of the prompt that were in the verifier's prefix cache."""
-        return self.failover_stream.statistics["cached"]
+        return self.failover_stream.statistics.cached or 0
 
     @property
     def first_token_s(self) -> float:
@@ -139,14 +150,14 @@ class Choice:
         statistics = self.failover_stream.statistics
         between = self.produced - 1
         return {
-            "rounds": statistics["rounds"],
-            "drafted": statistics["drafted"],
-            "accepted": statistics["accepted"],
-            "rounds_by_lane": statistics["by_lane"],
+            "rounds": statistics.rounds,
+            "drafted": statistics.drafted,
+            "accepted": statistics.accepted,
+            "rounds_by_lane": statistics.by_lane,
             "decision": decision(
-                self.failover_stream.request["speculation"], statistics["drafted"] > 0
+                self.failover_stream.request["speculation"], statistics.drafted > 0
             ),
-            "queue_s": statistics["queue_s"],
+            "queue_s": statistics.queue_s or 0.0,
             "ttft_s": self.first_token_s,
             "tpot_s": (self.last_token_s - self.first_token_s) / between if between > 0 else None,
             "seed": self.failover_stream.request["params"].seed,

@@ -2,21 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from deployments.ingress.answers.choices import Choice, OutputToken, Piece
 from deployments.ingress.answers.logprobs import finite, list_logprobs
+from deployments.ingress.parsing.choose import OutputParser
 from deployments.ingress.parsing.parser import (
     CallArguments,
     CallStart,
     Content,
     Delta,
-    OutputParser,
     Reasoning,
 )
 from deployments.ingress.tokenizer import Tokens
-from deployments.messages import Logprob
-from engine.protocol import Finish
+from engine.protocol import Finish, TokenLogprobs
 
 
 def message_of(deltas: Sequence[Delta]) -> dict[str, Any]:
@@ -72,7 +71,7 @@ class CollectedChoice:
     tokens: list[OutputToken] = field(default_factory=list)
     finish: Finish | None = None
     stop_reason: str | int | None = None
-    prompt_logprobs: Sequence[Logprob] | None = None
+    prompt_logprobs: Sequence[TokenLogprobs] | None = None
     """Those of the prompt's tokens except the first, if requested."""
 
     def add(self, piece: Piece) -> None:
@@ -85,36 +84,18 @@ class CollectedChoice:
             self.prompt_logprobs = piece.prompt_logprobs
 
 
-class ResponseFormat(Protocol):
-    """The response format of one of the two APIs."""
-
-    @property
-    def prefix(self) -> str:
-        """Prefix of response ids."""
-        ...
-
-    @property
-    def full_object(self) -> str: ...
-
-    @property
-    def chunk_object(self) -> str: ...
-
-    def full(self, choice: Choice, collected: CollectedChoice) -> dict[str, Any]: ...
-
-    def chunks(self, choice: Choice, piece: Piece, first: bool) -> list[dict[str, Any]]:
-        """What a piece adds to the choice; empty if nothing of it can be shown yet."""
-        ...
+@dataclass(frozen=True, slots=True)
+class _Format:
+    tokens: Tokens
+    alternatives: int | None
+    """How many to list beside each token's log-probability; None: no log-probabilities."""
+    with_token_ids: bool
 
 
-class CompletionFormat:
+class CompletionFormat(_Format):
     prefix = "cmpl"
     full_object = "text_completion"
     chunk_object = "text_completion"
-
-    def __init__(self, tokens: Tokens, alternatives: int | None, with_token_ids: bool) -> None:
-        self._tokens = tokens
-        self._alternatives = alternatives
-        self._with_token_ids = with_token_ids
 
     def full(self, choice: Choice, collected: CollectedChoice) -> dict[str, Any]:
         return {
@@ -123,29 +104,29 @@ class CompletionFormat:
             "logprobs": self._logprobs(collected.tokens),
             "finish_reason": collected.finish,
             "stop_reason": collected.stop_reason,
-            **_token_ids(collected, self._with_token_ids),
+            **_token_ids(collected, self.with_token_ids),
             "spindle": choice.statistics,
         }
 
     def chunks(self, choice: Choice, piece: Piece, first: bool) -> list[dict[str, Any]]:
-        if not _shows(piece, self._with_token_ids):
+        if not _shows(piece, self.with_token_ids):
             return []
         body = {
             "index": choice.index,
             "text": piece.text,
             "logprobs": self._logprobs(piece.tokens),
             "finish_reason": piece.finish,
-            **_token_ids(piece, self._with_token_ids),
+            **_token_ids(piece, self.with_token_ids),
         }
         return [_with_statistics(_with_trace(body, piece), choice, piece)]
 
     def _logprobs(self, tokens: Sequence[OutputToken]) -> dict[str, Any] | None:
-        if self._alternatives is None:
+        if self.alternatives is None:
             return None
         return {
             "tokens": [self._spell(one.token) for one in tokens],
             "token_logprobs": [
-                None if one.logprob is None else finite(one.logprob["logprob"]) for one in tokens
+                None if one.logprob is None else finite(one.logprob.logprob) for one in tokens
             ],
             "top_logprobs": [
                 None if one.logprob is None else self._top(one.token, one.logprob) for one in tokens
@@ -153,25 +134,20 @@ class CompletionFormat:
             "text_offset": [one.offset for one in tokens],
         }
 
-    def _top(self, token: int, logprob: Logprob) -> dict[str, float]:
+    def _top(self, token: int, logprob: TokenLogprobs) -> dict[str, float]:
         """Includes the chosen token, so there may be one entry more than requested."""
-        ranked = {int(other): value for other, value in logprob["top"][: self._alternatives]}
-        ranked[token] = logprob["logprob"]
+        ranked = dict(logprob.top[: self.alternatives])
+        ranked[token] = logprob.logprob
         return {self._spell(other): finite(value) for other, value in ranked.items()}
 
     def _spell(self, token: int) -> str:
-        return self._tokens.spelling(token)[0]
+        return self.tokens.spelling(token)[0]
 
 
-class ChatFormat:
+class ChatFormat(_Format):
     prefix = "chatcmpl"
     full_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
-
-    def __init__(self, tokens: Tokens, alternatives: int | None, with_token_ids: bool) -> None:
-        self._tokens = tokens
-        self._alternatives = alternatives
-        self._with_token_ids = with_token_ids
 
     def full(self, choice: Choice, collected: CollectedChoice) -> dict[str, Any]:
         parser = choice.parser
@@ -185,14 +161,14 @@ class ChatFormat:
             "logprobs": self._logprobs(collected.tokens),
             "finish_reason": finish_reason(choice, collected.finish),
             "stop_reason": collected.stop_reason,
-            **_token_ids(collected, self._with_token_ids),
+            **_token_ids(collected, self.with_token_ids),
             "spindle": choice.statistics,
         }
 
     def chunks(self, choice: Choice, piece: Piece, first: bool) -> list[dict[str, Any]]:
         if choice.parser is not None:
             return self._parsed(choice, choice.parser, piece, first)
-        if not _shows(piece, self._with_token_ids):
+        if not _shows(piece, self.with_token_ids):
             return []
         body = self._chunk(choice, piece, {"content": piece.text}, first)
         body["finish_reason"] = piece.finish
@@ -209,7 +185,7 @@ class ChatFormat:
         added = delta_bodies(deltas)
         if piece.finish is not None:
             added.append({})
-        elif not added and _shows(replace(piece, text=""), self._with_token_ids):
+        elif not added and _shows(replace(piece, text=""), self.with_token_ids):
             added.append({"content": ""})
         bare = replace(piece, tokens=(), token_ids=(), trace=None)
         bodies = [
@@ -230,14 +206,17 @@ class ChatFormat:
             "delta": {**role, **delta},
             "logprobs": self._logprobs(piece.tokens),
             "finish_reason": None,
-            **_token_ids(piece, self._with_token_ids),
+            **_token_ids(piece, self.with_token_ids),
         }
         return _with_trace(body, piece)
 
     def _logprobs(self, tokens: Sequence[OutputToken]) -> dict[str, Any] | None:
-        if self._alternatives is None:
+        if self.alternatives is None:
             return None
-        return {"content": list_logprobs(self._tokens, tokens), "refusal": None}
+        return {"content": list_logprobs(self.tokens, tokens), "refusal": None}
+
+
+ResponseFormat = CompletionFormat | ChatFormat
 
 
 def finish_reason(choice: Choice, finish: Finish | None) -> str | None:

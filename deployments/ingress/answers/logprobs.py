@@ -6,7 +6,7 @@ from typing import Any
 
 from deployments.ingress.answers.choices import Choice, OutputToken
 from deployments.ingress.tokenizer import Tokens
-from deployments.messages import Logprob
+from engine.protocol import TokenLogprobs
 
 _MIN_LOGPROB = -9999.0
 """Stands for a log-probability of -inf, as in OpenAI's API, because JSON has no infinity."""
@@ -25,8 +25,8 @@ def list_logprobs(tokens: Tokens, listed: Sequence[OutputToken]) -> list[dict[st
 
     return [
         {
-            **entry(one.token, one.logprob["logprob"]),
-            "top_logprobs": [entry(int(other), value) for other, value in one.logprob["top"]],
+            **entry(one.token, one.logprob.logprob),
+            "top_logprobs": [entry(*other) for other in one.logprob.top],
         }
         for one in listed
         if one.logprob is not None  # None only in an echo, which chats do not have
@@ -34,7 +34,7 @@ def list_logprobs(tokens: Tokens, listed: Sequence[OutputToken]) -> list[dict[st
 
 
 async def prompt_part(
-    tokens: Tokens, choice: Choice, listed: Sequence[Logprob] | None, alternatives: int | None
+    tokens: Tokens, choice: Choice, listed: Sequence[TokenLogprobs] | None, alternatives: int | None
 ) -> dict[str, Any]:
     """The field `prompt_logprobs` of a choice's prompt; nothing where it is not requested. Runs in
     a thread, so that the event loop goes on serving streams."""
@@ -46,15 +46,15 @@ async def prompt_part(
 
 
 def _positions(
-    tokens: Tokens, prompt_ids: Sequence[int], listed: Sequence[Logprob], alternatives: int
+    tokens: Tokens, prompt_ids: Sequence[int], listed: Sequence[TokenLogprobs], alternatives: int
 ) -> list[dict[str, Any] | None]:
     """Null for the first token, for which there is no prediction; then the token itself and its
     alternatives, by their ids."""
     positions: list[dict[str, Any] | None] = [None]
     for token, one in zip(prompt_ids[1:], listed, strict=True):
-        best = one["top"][:alternatives]
-        ranked = [(token, one["logprob"], one["rank"])]
-        ranked += [(int(other), value, rank) for rank, (other, value) in enumerate(best, 1)]
+        best = one.top[:alternatives]
+        ranked = [(token, one.logprob, one.rank)]
+        ranked += [(other, value, rank) for rank, (other, value) in enumerate(best, 1)]
         positions.append(
             {
                 str(other): {

@@ -7,7 +7,6 @@ tokens a verdict contains.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Self
 
 from deployments.ingress.requests.completions import GenerationRequest
@@ -88,56 +87,30 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
-        self._begun = [_BegunStop(stop) for stop in stops]
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
         """The text that can be returned now, and the stop string after it if one has been
         found."""
-        for begun in self._begun:
-            begun.push(text)
         text = self._held + text
         found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             self._held = ""
             at, stop = min(found, key=lambda one: one[0])
             return text[:at], stop
-        kept = max((begun.length for begun in self._begun), default=0)
-        self._held = text[len(text) - kept :]
-        return text[: len(text) - kept], None
+        shown = len(text) - max((_begun(stop, text) for stop in self._stops), default=0)
+        self._held = text[shown:]
+        return text[:shown], None
 
     def flush(self) -> str:
         held, self._held = self._held, ""
         return held
 
 
-class _BegunStop:
-    """How much of a stop string a text ends with, by Knuth, Morris and Pratt: in linear time."""
-
-    def __init__(self, stop: str) -> None:
-        self._stop = stop
-        self._borders = _borders(stop)
-        self.length = 0
-
-    def push(self, text: str) -> None:
-        for character in text:
-            if self.length == len(self._stop):
-                self.length = self._borders[-1]
-            while self.length and self._stop[self.length] != character:
-                self.length = self._borders[self.length - 1]
-            self.length += self._stop[self.length] == character
-
-
-@lru_cache(maxsize=64)
-def _borders(stop: str) -> Sequence[int]:
-    """For each beginning of the string, how much of the string it ends with again."""
-    borders, length = [0], 0
-    for character in stop[1:]:
-        while length and stop[length] != character:
-            length = borders[length - 1]
-        length += stop[length] == character
-        borders.append(length)
-    return borders
+def _begun(stop: str, text: str) -> int:
+    """How much of the stop string the text ends with."""
+    lengths = range(min(len(stop) - 1, len(text)), 0, -1)
+    return next((length for length in lengths if text.endswith(stop[:length])), 0)
 
 
 @dataclass(frozen=True, slots=True)

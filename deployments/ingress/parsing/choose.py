@@ -24,7 +24,6 @@ from deployments.ingress.parsing.parser import (
     Delta,
     Format,
     FormatParser,
-    OutputParser,
     Reasoning,
     new_call_id,
 )
@@ -35,7 +34,7 @@ from engine.errors import InvalidRequest
 
 
 class VllmParser:
-    """Has the interface of `OutputParser`."""
+    """Has the interface of `FormatParser`."""
 
     named = False
     """A named function is called by the grammar, without vLLM's parsers."""
@@ -95,6 +94,10 @@ class VllmParser:
 
     def _surplus(self, index: int) -> bool:
         return index > 0 and not self._request.parallel_tool_calls
+
+
+OutputParser = FormatParser | VllmParser
+"""The parser of one choice."""
 
 
 class VllmParsers:

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -39,35 +39,6 @@ class CallArguments:
 
 
 Delta = Content | Reasoning | CallStart | CallArguments
-
-
-class OutputParser(Protocol):
-    """The parser of one choice."""
-
-    @property
-    def calls(self) -> int:
-        """Tool calls that have begun so far."""
-        ...
-
-    @property
-    def keeps_special(self) -> bool:
-        """Whether the text must have special tokens, because tags are such."""
-        ...
-
-    @property
-    def named(self) -> bool:
-        """Whether the client has named the function that is called."""
-        ...
-
-    def push(self, text: str, token_ids: Sequence[int]) -> list[Delta]: ...
-
-    def finish(self) -> list[Delta]:
-        """What the end of the text settles."""
-        ...
-
-    def whole(self, text: str, token_ids: Sequence[int]) -> list[Delta]:
-        """Parses a complete text, instead of `push` and `finish`."""
-        ...
 
 
 def new_call_id() -> str:
@@ -165,6 +136,8 @@ class FormatParser:
         keeps_special: bool = False,
         named: bool = False,
     ) -> None:
+        """`keeps_special`: the text must have special tokens, because tags are such. `named`: the
+        client has named the function that is called."""
         self.keeps_special = keeps_special
         self.named = named
         self._deltas = Deltas(parallel)
@@ -173,6 +146,7 @@ class FormatParser:
 
     @property
     def calls(self) -> int:
+        """Tool calls that have begun so far."""
         return self._deltas.calls
 
     def push(self, text: str, token_ids: Sequence[int]) -> list[Delta]:
@@ -181,12 +155,14 @@ class FormatParser:
         return self._deltas.take()
 
     def finish(self) -> list[Delta]:
+        """What the end of the text settles."""
         while self._running is not None:
             self._send("")
         self._deltas.end()
         return self._deltas.take()
 
     def whole(self, text: str, token_ids: Sequence[int]) -> list[Delta]:
+        """Parses a complete text, instead of `push` and `finish`."""
         for character in text:
             self._send(character)
         return self.finish()

@@ -3,7 +3,6 @@
 Everything before and after the model's tokens is real: HTTP, the template, the parsers.
 """
 
-import asyncio
 import shutil
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,12 +13,13 @@ from typing import Any
 from openai import AsyncOpenAI
 from transformers import AutoTokenizer
 
+from actors.coordinator.stream import Statistics
 from cluster.built_in_models import TARGET, model_path
 from deployments.ingress.api import Api
 from deployments.ingress.tokenizer import Tokens
-from deployments.messages import NO_STATISTICS, Committed, Heartbeat, Message, StreamRequest
-from engine.protocol import Finish
-from tests.deployments.local import CONTEXT, VOCAB, Method, Response, make_config, serving
+from deployments.messages import Committed, Message, StreamRequest
+from engine.protocol import Finish, TokenLogprobs
+from tests.deployments.local import Handle, make_config, serving
 
 TOKENS_PER_VERDICT = 3
 TEMPLATE = """
@@ -33,7 +33,7 @@ TEMPLATE = """
 
 
 @dataclass
-class ScriptedReplicas:
+class ScriptedReplicas(Handle):
     tokens: Tokens
     text: str = ""
     """The model's answer."""
@@ -41,20 +41,11 @@ class ScriptedReplicas:
     """The model's answer to a prompt, instead of `text`."""
     requests: list[StreamRequest] = field(default_factory=list)
 
-    def options(self, **_options: Any) -> "ScriptedReplicas":
-        return self
+    follows_grammars = True
 
     @property
-    def stream(self) -> Method:
-        return Method(lambda request: Response(self._stream(request)))
-
-    @property
-    def heartbeat(self) -> Method:
-        return Method(self._heartbeat)
-
-    @property
-    def describe(self) -> Method:
-        return Method(lambda _routed: asyncio.create_task(self._describe()))
+    def stop_token_ids(self) -> list[int]:  # type: ignore[override]
+        return [self.tokens.tokenizer.eos_token_id]
 
     @property
     def prompt(self) -> str:
@@ -84,25 +75,11 @@ class ScriptedReplicas:
             "kind": "commit",
             "first_index": first,
             "token_ids": ids,
-            "logprobs": [{"logprob": -0.5, "top": [[one, -0.5]], "rank": 0} for one in ids]
-            if wanted
-            else None,
+            "logprobs": [TokenLogprobs(-0.5, ((one, -0.5),)) for one in ids] if wanted else None,
             "prompt_logprobs": None,
             "finish": finish,
-            "statistics": NO_STATISTICS,
+            "statistics": Statistics(),
             "trace": None,
-        }
-
-    async def _heartbeat(self, heartbeat: Heartbeat) -> None:
-        pass
-
-    async def _describe(self) -> dict[str, Any]:
-        return {
-            "max_context": CONTEXT,
-            "vocab_size": VOCAB,
-            "stop_token_ids": [self.tokens.tokenizer.eos_token_id],
-            "follows_grammars": True,
-            "down": [],
         }
 
 

@@ -1,12 +1,14 @@
 """Replicas die under a stream at every token: the client sees one uninterrupted answer."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError
 
+from actors.coordinator.stream import Statistics
 from deployments import messages
 from deployments.ingress import failover as failover_module
 from deployments.ingress.api import Api
@@ -15,8 +17,6 @@ from deployments.ingress.errors import ApiError
 from deployments.ingress.failover import FailoverStream
 from deployments.messages import Message, StreamRequest
 from engine.sampling.params import SamplingParams
-from engine.scopes import SHARED
-from policies.request import Slo
 from tests.deployments.local import (
     LocalReplicas,
     Method,
@@ -24,9 +24,11 @@ from tests.deployments.local import (
     counted,
     local_api,
     make_config,
+    within,
 )
+from tests.deployments.serving import request
 
-Result = TypeVar("Result")
+Dying = tuple[Api, LocalReplicas]
 Fields = dict[str, Any]
 TOKENS = 24
 PLAIN: Fields = {
@@ -50,16 +52,13 @@ def dies_at(request: StreamRequest) -> int | None:
     return deaths[request["attempt"]] if request["attempt"] < len(deaths) else None
 
 
-def run(test: Callable[[Api, LocalReplicas], Awaitable[Result]]) -> Result:
-    async def with_api() -> Result:
-        config = make_config(limits={"max_batch": 64, "max_waiting": 64})
-        async with local_api(config, dies_at) as (api, replicas):
-            result = await test(api, replicas)
-            await asyncio.sleep(0.01)
-            assert not replicas.streams, "every stream is closed"
-            return result
-
-    return asyncio.run(with_api())
+@asynccontextmanager
+async def dying() -> AsyncIterator[Dying]:
+    config = make_config(limits={"max_batch": 64, "max_waiting": 64})
+    async with local_api(config, dies_at) as (api, replicas):
+        yield api, replicas
+        await asyncio.sleep(0.01)
+        assert not replicas.streams, "every stream is closed"
 
 
 def without_statistics(choice: Fields) -> Fields:
@@ -86,7 +85,6 @@ def expected(choice: Fields) -> Fields:
         {},
         {"temperature": 0},
         {"repetition_penalty": 1.7},
-        {"presence_penalty": 2.0, "temperature": 0.5},
         {"frequency_penalty": 2.0, "temperature": 0.5},
         {"min_tokens": 12, "ignore_eos": False, "logit_bias": {"1": 8}},
         {"logprobs": 3},
@@ -95,143 +93,106 @@ def expected(choice: Fields) -> Fields:
     ],
     ids=lambda fields: "-".join(fields) or "plain",
 )
-def test_a_death_at_any_token_changes_nothing(fields: Fields) -> None:
-    async def test(api: Api, replicas: LocalReplicas) -> None:
-        request = {**PLAIN, **fields}
-        undisturbed = await api.generate(request)
-        shortest = undisturbed["usage"]["completion_tokens"] // len(undisturbed["choices"])
-        twice = ["3 9", "0 0", "5 5", "7 12"]
-        deaths = [str(token) for token in range(shortest)] + twice
-        disturbed = await asyncio.gather(
-            *(api.generate(request, trusted(death)) for death in deaths)
+@within(dying)
+async def test_a_death_at_any_token_changes_nothing(app: Dying, fields: Fields) -> None:
+    api, _ = app
+    request = {**PLAIN, **fields}
+    undisturbed = await api.generate(request)
+    shortest = undisturbed["usage"]["completion_tokens"] // len(undisturbed["choices"])
+    twice = ["3 9", "0 0", "5 5", "7 12"]
+    deaths = [str(token) for token in range(shortest)] + twice
+    disturbed = await asyncio.gather(*(api.generate(request, trusted(death)) for death in deaths))
+    same = [expected(choice) for choice in undisturbed["choices"]]
+    for death, answer in zip(deaths, disturbed, strict=True):
+        assert [without_statistics(choice) for choice in answer["choices"]] == same, death
+        assert counted(answer) == counted(undisturbed)
+    attempts = [answer["choices"][0]["spindle"]["attempts"] for answer in disturbed]
+    assert attempts == [2] * shortest + [3] * len(twice)
+
+
+@within(dying)
+async def test_a_stop_string_is_found_across_the_cut(app: Dying) -> None:
+    api, _ = app
+    whole = (await api.generate(PLAIN))["choices"][0]["text"]
+    start = len(whole) // 2
+    stop = whole[start : start + 6]
+    request = {**PLAIN, "stop": stop}
+    undisturbed = await api.generate(request)
+    assert undisturbed["choices"][0]["text"] == whole[: whole.find(stop)]
+    last = undisturbed["usage"]["completion_tokens"]
+    assert last < TOKENS
+    rounds = undisturbed["choices"][0]["spindle"]["rounds"]
+    assert 0 < rounds <= last, "reported although the choice ended before the replica's stream"
+    deaths = [str(token) for token in range(last)]
+    for answer in await asyncio.gather(
+        *(api.generate(request, trusted(death)) for death in deaths)
+    ):
+        assert without_statistics(answer["choices"][0]) == without_statistics(
+            undisturbed["choices"][0]
         )
-        same = [expected(choice) for choice in undisturbed["choices"]]
-        for death, answer in zip(deaths, disturbed, strict=True):
-            assert [without_statistics(choice) for choice in answer["choices"]] == same, death
-            assert counted(answer) == counted(undisturbed)
-        attempts = [answer["choices"][0]["spindle"]["attempts"] for answer in disturbed]
-        assert attempts == [2] * shortest + [3] * len(twice)
-
-    run(test)
-
-
-def test_a_stop_string_is_found_across_the_cut() -> None:
-    async def test(api: Api, replicas: LocalReplicas) -> None:
-        whole = (await api.generate(PLAIN))["choices"][0]["text"]
-        start = len(whole) // 2
-        stop = whole[start : start + 6]
-        request = {**PLAIN, "stop": stop}
-        undisturbed = await api.generate(request)
-        assert undisturbed["choices"][0]["text"] == whole[: whole.find(stop)]
-        last = undisturbed["usage"]["completion_tokens"]
-        assert last < TOKENS
-        rounds = undisturbed["choices"][0]["spindle"]["rounds"]
-        assert 0 < rounds <= last, "reported although the choice ended before the replica's stream"
-        deaths = [str(token) for token in range(last)]
-        for answer in await asyncio.gather(
-            *(api.generate(request, trusted(death)) for death in deaths)
-        ):
-            assert without_statistics(answer["choices"][0]) == without_statistics(
-                undisturbed["choices"][0]
-            )
-            assert counted(answer) == counted(undisturbed)
-
-    run(test)
-
-
-@pytest.mark.parametrize("death", ["0", "1", "7", "11 13"])
-def test_a_stream_goes_on_without_a_gap_or_a_repeat(death: str) -> None:
-    async def test(api: Api, replicas: LocalReplicas) -> None:
-        undisturbed = await api.generate(PLAIN)
-        chunks = [chunk async for chunk in api.stream(PLAIN, trusted(death))]
-        text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
-        assert text == undisturbed["choices"][0]["text"]
-        last = chunks[-1]["choices"][0]
-        assert last["finish_reason"] == "length"
-        assert last["spindle"]["attempts"] == len(death.split()) + 1
-
-    run(test)
+        assert counted(answer) == counted(undisturbed)
 
 
 @pytest.mark.parametrize("death", ["", "0", "7", "11 13"])
-def test_a_trace_covers_every_token_once_over_all_replicas(death: str) -> None:
-    async def test(api: Api, replicas: LocalReplicas) -> None:
-        request = {**PLAIN, "spindle": {"trace": True}, "return_token_ids": True}
-        chunks = [chunk async for chunk in api.stream(request, trusted(death))]
-        choices = [chunk["choices"][0] for chunk in chunks]
-        traces = [choice["spindle"]["trace"] for choice in choices]
-        for choice, trace in zip(choices, traces, strict=True):
-            assert [token["id"] for token in trace["tokens"]] == choice["token_ids"]
-        drafted = [
-            (token["id"], trace["nodes"][token["node"]]["id"])
-            for trace in traces
-            for token in trace["tokens"]
-            if token["node"] is not None
-        ]
-        assert len(drafted) > 4
-        assert all(one == other for one, other in drafted)
-        text = "".join(token["text"] for trace in traces for token in trace["tokens"])
-        assert text == "".join(choice["text"] for choice in choices)
-        assert {trace["attempt"] for trace in traces} <= {*range(1, len(death.split()) + 2)}
-        assert traces[-1]["attempt"] == len(death.split()) + 1
-        assert choices[-1]["spindle"]["attempts"] == traces[-1]["attempt"], "beside the statistics"
-        assert sum(len(choice["token_ids"]) for choice in choices) == TOKENS
+@within(dying)
+async def test_a_trace_covers_every_token_once_over_all_replicas(app: Dying, death: str) -> None:
+    api, _ = app
+    request = {**PLAIN, "spindle": {"trace": True}, "return_token_ids": True}
+    chunks = [chunk async for chunk in api.stream(request, trusted(death))]
+    choices = [chunk["choices"][0] for chunk in chunks]
+    traces = [choice["spindle"]["trace"] for choice in choices]
+    for choice, trace in zip(choices, traces, strict=True):
+        assert [token["id"] for token in trace["tokens"]] == choice["token_ids"]
+    drafted = [
+        (token["id"], trace["nodes"][token["node"]]["id"])
+        for trace in traces
+        for token in trace["tokens"]
+        if token["node"] is not None
+    ]
+    assert len(drafted) > 4
+    assert all(one == other for one, other in drafted)
+    text = "".join(token["text"] for trace in traces for token in trace["tokens"])
+    assert text == "".join(choice["text"] for choice in choices)
+    assert {trace["attempt"] for trace in traces} <= {*range(1, len(death.split()) + 2)}
+    assert traces[-1]["attempt"] == len(death.split()) + 1
+    assert choices[-1]["spindle"]["attempts"] == traces[-1]["attempt"], "beside the statistics"
+    assert sum(len(choice["token_ids"]) for choice in choices) == TOKENS
 
-    run(test)
 
-
-def test_prompt_and_output_are_resubmitted_separately_with_the_same_seed() -> None:
-    async def test(api: Api, replicas: LocalReplicas) -> None:
-        request = {name: value for name, value in PLAIN.items() if name != "seed"}
-        await api.generate(request, trusted("9"))
-        first, second = replicas.requests
-        assert (second["prompt_ids"], second["params"]) == (first["prompt_ids"], first["params"])
-        assert (first["attempt"], first["output_ids"]) == (0, [])
-        assert second["attempt"] == 1
-        assert 0 < len(second["output_ids"]) <= 9
-
-    run(test)
+@within(dying)
+async def test_prompt_and_output_are_resubmitted_separately_with_the_same_seed(app: Dying) -> None:
+    api, replicas = app
+    request = {name: value for name, value in PLAIN.items() if name != "seed"}
+    await api.generate(request, trusted("9"))
+    first, second = replicas.requests
+    assert (second["prompt_ids"], second["params"]) == (first["prompt_ids"], first["params"])
+    assert (first["attempt"], first["output_ids"]) == (0, [])
+    assert second["attempt"] == 1
+    assert 0 < len(second["output_ids"]) <= 9
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_request_that_kills_every_replica_is_given_up(streamed: bool) -> None:
-    async def test(api: Api, replicas: LocalReplicas) -> None:
-        if streamed:
-            last = [chunk async for chunk in api.stream(PLAIN, trusted("5 5 5 5"))][-1]
-        else:
-            last = await api.generate(PLAIN, trusted("5 5 5 5"))
-        assert last["error"]["status"] == 503
-        assert len(replicas.requests) == 3, "limits.resubmits is 2"
-
-    run(test)
-
-
-def test_a_client_that_goes_away_is_not_resubmitted() -> None:
-    async def test(api: Api, replicas: LocalReplicas) -> None:
-        chunks = api.stream({**PLAIN, "max_tokens": 400}, trusted("300"))
-        async for _ in chunks:
-            break
-        await chunks.aclose()
-        await asyncio.sleep(0.05)
-        assert len(replicas.requests) == 1
-        assert not replicas.streams
-
-    run(test)
+@within(dying)
+async def test_a_request_that_kills_every_replica_is_given_up(app: Dying, streamed: bool) -> None:
+    api, replicas = app
+    if streamed:
+        last = [chunk async for chunk in api.stream(PLAIN, trusted("5 5 5 5"))][-1]
+    else:
+        last = await api.generate(PLAIN, trusted("5 5 5 5"))
+    assert last["error"]["status"] == 503
+    assert len(replicas.requests) == 3, "limits.resubmits is 2"
 
 
-def test_a_cancelled_task_does_not_count_as_a_death() -> None:
-    async def test(api: Api, replicas: LocalReplicas) -> None:
-        task = asyncio.create_task(api.generate({**PLAIN, "max_tokens": 400}))
-        while not replicas.streams:
-            await asyncio.sleep(0.001)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await asyncio.sleep(0.05)
-        assert len(replicas.requests) == 1
-        assert not replicas.streams
-
-    run(test)
+@within(dying)
+async def test_a_client_that_goes_away_is_not_resubmitted(app: Dying) -> None:
+    api, replicas = app
+    chunks = api.stream({**PLAIN, "max_tokens": 400}, trusted("300"))
+    async for _ in chunks:
+        break
+    await chunks.aclose()
+    await asyncio.sleep(0.05)
+    assert len(replicas.requests) == 1
+    assert not replicas.streams
 
 
 Script = list[Message | Exception]
@@ -268,36 +229,15 @@ def commit(first: int, *tokens: int, finish: Any = None, rounds: int = 1) -> Mes
         "logprobs": None,
         "prompt_logprobs": None,
         "finish": finish,
-        "statistics": {
-            "rounds": rounds,
-            "drafted": 3 * rounds,
-            "accepted": 2 * rounds,
-            "by_lane": {"near": rounds},
-            "queue_s": 0.25,
-            "ttft_s": 0.5,
-            "cached": 16 * rounds,
-        },
+        "statistics": Statistics(
+            rounds, 3 * rounds, 2 * rounds, {"near": rounds}, 0.25, 0.5, 16 * rounds
+        ),
     }
 
 
 ACCEPTED: Message = {"kind": "accepted", "replica": "a"}
 FULL: Message = {"kind": "refused", "status": 429, "message": "full", "param": None}
-REQUEST: StreamRequest = {
-    "name": "x",
-    "attempt": 0,
-    "ingress": "i",
-    "prompt_ids": [1],
-    "output_ids": [],
-    "params": SamplingParams(seed=0),
-    "slo": Slo(),
-    "priority": 0,
-    "tenant": "",
-    "scope": SHARED,
-    "speculation": {"enabled": True, "drafter": None, "max_depth": None},
-    "trace": False,
-    "avoid": [],
-    "routed_to": None,
-}
+REQUEST = request("x", prompt_ids=[1], params=SamplingParams(seed=0))
 
 
 def run_scripts(*scripts: Script) -> tuple[list[int], ScriptedReplicas, Exception | None]:
@@ -356,27 +296,23 @@ def test_a_refusal_of_the_first_attempt_is_returned_to_the_client() -> None:
     assert (error.status, tokens, len(replicas.requests)) == (429, [], 1)
 
 
-@pytest.mark.parametrize("retry", [False, True])
-def test_a_failure_is_retried_if_it_allows_that(retry: bool) -> None:
-    failed: Message = messages.failed("the reader has stalled", retry)
+@pytest.mark.parametrize(
+    ("failed", "status"),
+    [
+        (messages.failed("the reader has stalled", retry=True), None),
+        (messages.failed("the reader has stalled", retry=False), 503),
+        (messages.failed_by_defect("cmpl"), 500),
+    ],
+)
+def test_a_failure_is_retried_if_it_allows_that(failed: Message, status: int | None) -> None:
     tokens, replicas, error = run_scripts(
         [ACCEPTED, commit(0, 5), failed], [ACCEPTED, commit(1, 6, finish="stop")]
     )
-    if retry:
+    if status is None:
         assert (tokens, error) == ([5, 6], None)
     else:
         assert isinstance(error, ApiError)
-        assert (error.status, len(replicas.requests)) == (503, 1)
-
-
-def test_a_request_that_failed_by_a_defect_is_not_retried() -> None:
-    failed = messages.failed_by_defect("cmpl")
-    scripts: list[Script] = [[ACCEPTED, commit(0, 5), failed], [failed]]
-    for script in scripts:
-        _, replicas, error = run_scripts(script, [ACCEPTED, commit(0, 5, finish="stop")])
-        assert isinstance(error, ApiError)
-        assert (error.status, len(replicas.requests)) == (500, 1)
-        assert "cmpl" in error.message
+        assert (error.status, len(replicas.requests)) == (status, 1)
 
 
 def test_a_death_after_the_last_commit_changes_nothing() -> None:
@@ -398,16 +334,9 @@ def test_statistics_add_up_over_attempts() -> None:
         await failover_stream.open()
         rounds = []
         async for _ in failover_stream.commits():
-            rounds.append(failover_stream.statistics["rounds"])
-        assert failover_stream.statistics == {
-            "rounds": 5,
-            "drafted": 15,
-            "accepted": 10,
-            "by_lane": {"near": 5},
-            "queue_s": 0.5,
-            "ttft_s": 0.5,
-            "cached": 32,  # those of the first attempt
-        }
+            rounds.append(failover_stream.statistics.rounds)
+        # Cached are those of the first attempt.
+        assert failover_stream.statistics == Statistics(5, 15, 10, {"near": 5}, 0.5, 0.5, 32)
         return rounds
 
     assert asyncio.run(read()) == [1, 2, 3, 5]

@@ -4,8 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from tests.deployments.ingress.test_attacks import raw
-from tests.deployments.ingress.test_ingress import App, run
-from tests.deployments.local import make_config
+from tests.deployments.ingress.test_ingress import App, http_app, run
+from tests.deployments.local import make_config, within
 
 KEYS = {"tenant": "key"}
 
@@ -36,26 +36,24 @@ async def status(app: App, path: str, *hosts: str) -> int:
         ("[", False),
     ],
 )
-def test_without_keys_only_addresses_and_known_names_are_served(host: str, allowed: bool) -> None:
-    async def test(app: App) -> None:
-        for path in ("/v1/models", "/metrics", "/spindle/live", "/docs", "/load", "/openapi.json"):
-            assert await status(app, path, host) == (200 if allowed else 403), path
-        assert await status(app, "/v1/models", "localhost", host) == (200 if allowed else 403)
-        for path in ("/health", "/ping", "/version", "/"):
-            assert await status(app, path, host) == 200, path
+@within(http_app, allowed_hosts=["Spindle.example"])
+async def test_without_keys_only_addresses_and_known_names_are_served(
+    app: App, host: str, allowed: bool
+) -> None:
+    for path in ("/v1/models", "/metrics", "/spindle/live", "/docs", "/load", "/openapi.json"):
+        assert await status(app, path, host) == (200 if allowed else 403), path
+    assert await status(app, "/v1/models", "localhost", host) == (200 if allowed else 403)
+    for path in ("/health", "/ping", "/version", "/"):
+        assert await status(app, path, host) == 200, path
 
-    run(test, allowed_hosts=["Spindle.example"])
 
-
-def test_the_refusal_names_the_field_and_is_short() -> None:
-    async def test(app: App) -> None:
-        answer = await app.client.get("/v1/models", headers={"Host": "rebound.example" + "x" * 999})
-        error = answer.json()["error"]
-        assert "rebound.example" in error["message"]
-        assert "allowed_hosts" in error["message"]
-        assert len(error["message"]) < 300
-
-    run(test)
+@within(http_app)
+async def test_the_refusal_names_the_field_and_is_short(app: App) -> None:
+    answer = await app.client.get("/v1/models", headers={"Host": "rebound.example" + "x" * 999})
+    error = answer.json()["error"]
+    assert "rebound.example" in error["message"]
+    assert "allowed_hosts" in error["message"]
+    assert len(error["message"]) < 300
 
 
 @pytest.mark.parametrize(
@@ -77,13 +75,10 @@ def test_keys_or_a_star_allow_all_hosts(
     run(test, api_keys=keys, allowed_hosts=allowed)
 
 
-def test_a_request_without_a_host_is_served() -> None:
+@within(http_app)
+async def test_a_request_without_a_host_is_served(app: App) -> None:
     """A request of HTTP/1.0; no browser sends one."""
-
-    async def test(app: App) -> None:
-        assert await status(app, "/v1/models") == 200
-
-    run(test)
+    assert await status(app, "/v1/models") == 200
 
 
 @pytest.mark.parametrize("name", ["http://spindle.example", "spindle.example:8000", "a/b", "[::1]"])

@@ -21,7 +21,7 @@ from tests.deployments.ingress.scripted import ScriptedReplicas, with_tool_templ
 from tests.deployments.local import make_config
 from tests.engine.grammar.hostile import branches
 
-REQUESTS = 1000
+REQUESTS = 500
 TRIES = 3
 COMPLETIONS, CHATS, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
@@ -119,7 +119,7 @@ def test_a_hostile_request_leaves_the_loop_to_others(name: str, tmp_path: Path) 
 
 
 def test_no_size_of_any_field_keeps_the_loop(tmp_path: Path) -> None:
-    """Over 1000 requests; of the few that answer with an error of ours there is none."""
+    """Over 500 requests; of the few that answer with an error of ours there is none."""
 
     async def test(app: ASGIApp) -> None:
         slow: list[tuple[RandomRequest, float]] = []

@@ -5,11 +5,11 @@ from deployments.metrics import MOST_TENANTS, OTHER, STATUSES
 
 
 def tokens_by_tenant(metrics: IngressMetrics) -> dict[str, float]:
-    (family,) = [one for one in metrics.families() if one["name"] == "tenant_tokens"]
+    (family,) = [one for one in metrics.families() if one.name == "spindle_tenant_tokens"]
     sums: dict[str, float] = {}
-    for sample in family["samples"]:
-        tenant = sample["labels"]["tenant"]
-        sums[tenant] = sums.get(tenant, 0.0) + sample["value"]
+    for sample in family.samples:
+        tenant = sample.labels["tenant"]
+        sums[tenant] = sums.get(tenant, 0.0) + sample.value
     return sums
 
 
@@ -19,8 +19,8 @@ def test_a_tenant_gets_its_own_series_alone() -> None:
     for tenant in names:
         metrics.responded({"status": 200, "tenant": tenant, "prompt_tokens": 3})
     own = metrics.families_of("first")
-    assert {family["name"] for family in own} == {"tenant_responses", "tenant_tokens"}
-    tenants = {sample["labels"]["tenant"] for family in own for sample in family["samples"]}
+    assert [family.name for family in own] == ["spindle_tenant_responses", "spindle_tenant_tokens"]
+    tenants = {sample.labels["tenant"] for family in own for sample in family.samples}
     assert tenants == {"first"}
     assert metrics.families_of(names[-1]) == [], "it is counted together with others"
     assert metrics.families_of(OTHER) == [], "its series has others' requests"
@@ -30,7 +30,7 @@ def test_a_tenant_gets_its_own_series_alone() -> None:
 def test_tenants_beyond_the_most_are_counted_together() -> None:
     names = [f"tenant-{number}" for number in range(MOST_TENANTS + 10)]
     metrics = IngressMetrics(names)
-    before = sum(len(family["samples"]) for family in metrics.families())
+    before = sum(len(family.samples) for family in metrics.families())
     for status in STATUSES:
         for tenant in (*names, "an address without a key"):
             fields = {"status": int(status), "tenant": tenant}
@@ -39,4 +39,4 @@ def test_tenants_beyond_the_most_are_counted_together() -> None:
     assert len(counted) == MOST_TENANTS + 1
     assert counted[names[0]] == 3 * len(STATUSES)
     assert counted[OTHER] == 10 * 3 * len(STATUSES)
-    assert sum(len(family["samples"]) for family in metrics.families()) == before
+    assert sum(len(family.samples) for family in metrics.families()) == before

@@ -3,7 +3,10 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import jsonschema
@@ -26,6 +29,7 @@ from tests.deployments.ingress.scripted import (
     scripted,
     with_tool_template,
 )
+from tests.deployments.local import within
 
 ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Weather?"}]
 PARAMETERS: dict[str, object] = {
@@ -42,6 +46,7 @@ FUNCTIONS: list[FunctionToolParam] = [
 ]
 TWO_CALLS = CALLS[1][1]
 REASONED = f"<think>\nHm.\n</think>\n\n{TWO_CALLS}"
+ToolsApp = tuple[AsyncOpenAI, ScriptedReplicas]
 Test = Callable[[AsyncOpenAI, ScriptedReplicas], Awaitable[None]]
 
 
@@ -52,68 +57,69 @@ class Weather(BaseModel):
     days: int
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return with_tool_template(tmp_path_factory.mktemp("tools"))
+@cache
+def checkpoint() -> Path:
+    return with_tool_template(Path(mkdtemp()))
 
 
-def run(checkpoint: Path, text: str, test: Test, **target: Any) -> None:
+def tools_app(
+    text: str, path: Path | None = None, **target: Any
+) -> AbstractAsyncContextManager[ToolsApp]:
+    return scripted(path or checkpoint(), text, **{"tool_parser": "hermes", **target})
+
+
+def run(text: str, test: Test, path: Path | None = None, **target: Any) -> None:
     async def inside() -> None:
-        options = {"tool_parser": "hermes", **target}
-        async with scripted(checkpoint, text, **options) as (client, replicas):
+        async with tools_app(text, path, **target) as (client, replicas):
             await test(client, replicas)
 
     asyncio.run(inside())
 
 
-def test_a_chat_calls_tools_and_reads_their_results(checkpoint: Path) -> None:
-    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
-        answer = await client.chat.completions.create(model="target", messages=ASK, tools=TOOLS)
-        assert replicas.prompt.startswith('<|tools|>{"type": "function"')
-        choice = answer.choices[0]
-        assert choice.finish_reason == "tool_calls"
-        assert choice.message.content == "Let me see."
-        assert choice.message.tool_calls is not None
-        first, second = choice.message.tool_calls
-        assert first.type == second.type == "function"
-        assert (first.function.name, first.function.arguments) == PARIS
-        assert second.function.name == "search"
-        results: list[ChatCompletionMessageParam] = [
-            {"role": "tool", "tool_call_id": call.id, "content": "Sunny."}
-            for call in (first, second)
-        ]
-        replicas.text = "It is sunny."
-        message: Any = choice.message
-        answer = await client.chat.completions.create(
-            model="target", messages=[*ASK, message, *results], tools=TOOLS
-        )
-        assert answer.choices[0].message.content == "It is sunny."
-        assert answer.choices[0].finish_reason == "stop"
-        assert f"<|tool|>Sunny.@{second.id}" in replicas.prompt
-        assert f"[get_weather {PARIS[1]}]" in replicas.prompt
-
-    run(checkpoint, TWO_CALLS, test)
+@within(tools_app, TWO_CALLS)
+async def test_a_chat_calls_tools_and_reads_their_results(app: ToolsApp) -> None:
+    client, replicas = app
+    answer = await client.chat.completions.create(model="target", messages=ASK, tools=TOOLS)
+    assert replicas.prompt.startswith('<|tools|>{"type": "function"')
+    choice = answer.choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Let me see."
+    assert choice.message.tool_calls is not None
+    first, second = choice.message.tool_calls
+    assert first.type == second.type == "function"
+    assert (first.function.name, first.function.arguments) == PARIS
+    assert second.function.name == "search"
+    results: list[ChatCompletionMessageParam] = [
+        {"role": "tool", "tool_call_id": call.id, "content": "Sunny."} for call in (first, second)
+    ]
+    replicas.text = "It is sunny."
+    message: Any = choice.message
+    answer = await client.chat.completions.create(
+        model="target", messages=[*ASK, message, *results], tools=TOOLS
+    )
+    assert answer.choices[0].message.content == "It is sunny."
+    assert answer.choices[0].finish_reason == "stop"
+    assert f"<|tool|>Sunny.@{second.id}" in replicas.prompt
+    assert f"[get_weather {PARIS[1]}]" in replicas.prompt
 
 
 @pytest.mark.parametrize("text", [TWO_CALLS, REASONED, "No call."])
-def test_a_streamed_chat_is_the_whole_one(checkpoint: Path, text: str) -> None:
+def test_a_streamed_chat_is_the_whole_one(text: str) -> None:
     async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
-        whole = await client.chat.completions.create(
-            model="target", messages=ASK, tools=TOOLS, n=2, seed=1
-        )
+        fields: dict[str, Any] = {"model": "target", "messages": ASK, "tools": TOOLS, "n": 2}
+        fields["extra_body"] = {"return_token_ids": True}
+        whole = await client.chat.completions.create(**fields)
         async with client.chat.completions.stream(
-            model="target",
-            messages=ASK,
-            tools=TOOLS,
-            n=2,
-            seed=1,
-            stream_options={"include_usage": True},
+            **fields, stream_options={"include_usage": True}
         ) as stream:
-            done = [
-                (event.name, event.arguments)
-                async for event in stream
-                if event.type == "tool_calls.function.arguments.done"
-            ]
+            done: list[tuple[str, str]] = []
+            ids: dict[int, list[int]] = {0: [], 1: []}
+            async for event in stream:
+                if event.type == "tool_calls.function.arguments.done":
+                    done.append((event.name, event.arguments))
+                elif event.type == "chunk":
+                    for part in event.chunk.choices:
+                        ids[part.index] += (part.model_extra or {})["token_ids"]
             read = await stream.get_final_completion()
         assert read.usage == whole.usage
         expected = [] if text == "No call." else 2 * [PARIS[0], "search"]
@@ -121,6 +127,7 @@ def test_a_streamed_chat_is_the_whole_one(checkpoint: Path, text: str) -> None:
         for ours, streamed in zip(whole.choices, read.choices, strict=True):
             assert streamed.finish_reason == ours.finish_reason
             assert streamed.message.content == ours.message.content
+            assert ids[ours.index] == (ours.model_extra or {})["token_ids"]
             assert getattr(streamed.message, "reasoning", "") == getattr(
                 ours.message, "reasoning", ""
             )
@@ -135,32 +142,20 @@ def test_a_streamed_chat_is_the_whole_one(checkpoint: Path, text: str) -> None:
             assert calls[0] == calls[1]
             assert len(calls[0]) == len(expected) // 2
 
-    run(checkpoint, text, test, reasoning_parser="qwen3")
+    run(text, test, reasoning_parser="qwen3")
 
 
-def test_a_cut_call_says_length(checkpoint: Path) -> None:
-    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
-        answer = await client.chat.completions.create(
-            model="target", messages=ASK, tools=TOOLS, max_completion_tokens=30
-        )
-        choice = answer.choices[0]
-        assert choice.finish_reason == "length"
-        assert choice.message.tool_calls is not None
-        assert choice.message.tool_calls[0].type == "function"
-        assert PARIS[1].startswith(choice.message.tool_calls[0].function.arguments)
-
-    run(checkpoint, TWO_CALLS.removeprefix("Let me see.\n\n"), test)
-
-
-def test_calls_are_parsed_into_pydantic_objects(checkpoint: Path) -> None:
-    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
-        tool = pydantic_function_tool(Weather, name="get_weather")
-        answer = await client.chat.completions.parse(model="target", messages=ASK, tools=[tool])
-        calls = answer.choices[0].message.tool_calls
-        assert calls is not None
-        assert calls[0].function.parsed_arguments == Weather(city="Paris", days=3)
-
-    run(checkpoint, CALLS[0][1], test)
+@within(tools_app, TWO_CALLS.removeprefix("Let me see.\n\n"))
+async def test_a_cut_call_says_length(app: ToolsApp) -> None:
+    client, _ = app
+    answer = await client.chat.completions.create(
+        model="target", messages=ASK, tools=TOOLS, max_completion_tokens=30
+    )
+    choice = answer.choices[0]
+    assert choice.finish_reason == "length"
+    assert choice.message.tool_calls is not None
+    assert choice.message.tool_calls[0].type == "function"
+    assert PARIS[1].startswith(choice.message.tool_calls[0].function.arguments)
 
 
 NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
@@ -170,9 +165,7 @@ FORCED = [("required", CALL_LIST, "tool_calls"), (NAMED, PARIS[1], "stop")]
 
 
 @pytest.mark.parametrize(("choice", "text", "finish"), FORCED)
-def test_forced_calls_are_sent_with_their_schema(
-    checkpoint: Path, choice: Any, text: str, finish: str
-) -> None:
+def test_forced_calls_are_sent_with_their_schema(choice: Any, text: str, finish: str) -> None:
     """The scripted model writes what the grammar would make it write; the config has no parser."""
 
     async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
@@ -197,11 +190,11 @@ def test_forced_calls_are_sent_with_their_schema(
         assert item.type == "function_call"
         assert (item.name, item.arguments) == PARIS
 
-    run(checkpoint, text, test, tool_parser=None)
+    run(text, test, tool_parser=None)
 
 
 @pytest.mark.parametrize("called", [False, True])
-def test_tools_beside_a_schema_of_the_answer(checkpoint: Path, called: bool) -> None:
+def test_tools_beside_a_schema_of_the_answer(called: bool) -> None:
     """An answer by the schema or calls, both kept to; without any parser in the config."""
     text = CALL_LIST if called else PARIS[1]
 
@@ -226,20 +219,19 @@ def test_tools_beside_a_schema_of_the_answer(checkpoint: Path, called: bool) -> 
         assert response.output[0].type == ("function_call" if called else "message")
         assert response.output_parsed == (None if called else Weather(city="Paris", days=3))
 
-    run(checkpoint, text, test, tool_parser=None)
+    run(text, test, tool_parser=None)
 
 
-def test_none_forbids_calls_and_auto_needs_a_parser(checkpoint: Path) -> None:
-    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
-        answer = await client.chat.completions.create(
-            model="target", messages=ASK, tools=TOOLS, tool_choice="none"
-        )
-        assert answer.choices[0].message.content == TWO_CALLS
-        assert answer.choices[0].message.tool_calls is None
-        with pytest.raises(openai.BadRequestError, match=r"target\.tool_parser"):
-            await client.chat.completions.create(model="target", messages=ASK, tools=TOOLS)
-
-    run(checkpoint, TWO_CALLS, test, tool_parser=None)
+@within(tools_app, TWO_CALLS, tool_parser=None)
+async def test_none_forbids_calls_and_auto_needs_a_parser(app: ToolsApp) -> None:
+    client, _ = app
+    answer = await client.chat.completions.create(
+        model="target", messages=ASK, tools=TOOLS, tool_choice="none"
+    )
+    assert answer.choices[0].message.content == TWO_CALLS
+    assert answer.choices[0].message.tool_calls is None
+    with pytest.raises(openai.BadRequestError, match=r"target\.tool_parser"):
+        await client.chat.completions.create(model="target", messages=ASK, tools=TOOLS)
 
 
 @pytest.mark.parametrize("path", ["chat", "responses"])
@@ -258,7 +250,7 @@ def test_a_header_names_tools_that_the_template_does_not_show(tmp_path: Path, pa
             assert response.headers["x-spindle-ignored"] == "tools.strict, tools"
 
     plain = TEMPLATE.partition("{%- for message")[2]
-    run(with_tool_template(tmp_path, "{%- for message" + plain), "No call.", test)
+    run("No call.", test, with_tool_template(tmp_path, "{%- for message" + plain))
 
 
 def types(events: Sequence[ResponseStreamEvent]) -> list[str]:
@@ -300,183 +292,142 @@ CALL = [
 ]
 
 
-def test_the_events_of_a_response(checkpoint: Path) -> None:
-    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
-        fields = {"input": "Weather?", "tools": FUNCTIONS}
-        events = await raw_events(client, **fields)
-        assert types(events) == [*LIFE, *THOUGHT, *TEXT, *CALL, *CALL, "response.completed"]
-        replicas.text = "It is sunny."
-        assert types(await raw_events(client, **fields)) == [*LIFE, *TEXT, "response.completed"]
-        cut = await raw_events(client, **fields, max_output_tokens=2)
-        assert types(cut) == [*LIFE, *TEXT, "response.incomplete"]
-        assert cut[-1].type == "response.incomplete"
-        details = cut[-1].response.incomplete_details
-        assert details is not None
-        assert details.reason == "max_output_tokens"
-
-    run(checkpoint, REASONED, test, reasoning_parser="qwen3")
-
-
-def test_a_streamed_response_is_the_whole_one(checkpoint: Path) -> None:
-    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
-        whole = await client.responses.create(
-            model="target",
-            input="Weather?",
-            instructions="Be brief.",
-            tools=FUNCTIONS,
-            metadata={"a": "b"},
-        )
-        assert replicas.prompt.endswith("<|system|>Be brief.<|user|>Weather?<|assistant|>")
-        assert whole.status == "completed"
-        assert whole.store is False  # type: ignore[attr-defined]  # not in the package's type
-        assert whole.metadata == {"a": "b"}
-        assert whole.output_text == "Let me see."
-        assert [item.type for item in whole.output] == [
-            "reasoning", "message", "function_call", "function_call"
-        ]  # fmt: skip
-        async with client.responses.stream(
-            model="target",
-            input="Weather?",
-            instructions="Be brief.",
-            tools=FUNCTIONS,
-        ) as stream:
-            snapshots = [
-                event.snapshot
-                async for event in stream
-                if event.type == "response.output_text.delta"
-            ]
-            read = await stream.get_final_response()
-        assert snapshots[-1] == "Let me see."
-        assert len(snapshots) > 1
-        assert read.usage == whole.usage
-        assert read.usage is not None
-        assert 0 < read.usage.output_tokens_details.reasoning_tokens < read.usage.output_tokens
-        for ours, streamed in zip(whole.output, read.output, strict=True):
-            left, right = ours.to_dict(), streamed.to_dict()
-            for body in (left, right):
-                for name in ("id", "call_id", "parsed_arguments"):
-                    body.pop(name, None)
-                for part in body.get("content", []):  # type: ignore[attr-defined]
-                    part.pop("parsed", None)
-            assert left == right
-
-    run(checkpoint, REASONED, test, reasoning_parser="qwen3")
+@within(tools_app, REASONED, reasoning_parser="qwen3")
+async def test_the_events_of_a_response(app: ToolsApp) -> None:
+    client, replicas = app
+    fields = {"input": "Weather?", "tools": FUNCTIONS}
+    events = await raw_events(client, **fields)
+    assert types(events) == [*LIFE, *THOUGHT, *TEXT, *CALL, *CALL, "response.completed"]
+    replicas.text = "It is sunny."
+    assert types(await raw_events(client, **fields)) == [*LIFE, *TEXT, "response.completed"]
+    cut = await raw_events(client, **fields, max_output_tokens=2)
+    assert types(cut) == [*LIFE, *TEXT, "response.incomplete"]
+    assert cut[-1].type == "response.incomplete"
+    details = cut[-1].response.incomplete_details
+    assert details is not None
+    assert details.reason == "max_output_tokens"
 
 
-def test_the_items_of_a_response_are_the_next_input(checkpoint: Path) -> None:
-    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
-        first = await client.responses.create(model="target", input="Weather?", tools=FUNCTIONS)
-        outputs: Any = first.output
-        calls = [item for item in first.output if item.type == "function_call"]
-        results: Any = [
-            {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."}
-            for call in calls
+@within(tools_app, REASONED, reasoning_parser="qwen3")
+async def test_a_streamed_response_is_the_whole_one(app: ToolsApp) -> None:
+    client, replicas = app
+    whole = await client.responses.create(
+        model="target",
+        input="Weather?",
+        instructions="Be brief.",
+        tools=FUNCTIONS,
+        metadata={"a": "b"},
+    )
+    assert replicas.prompt.endswith("<|system|>Be brief.<|user|>Weather?<|assistant|>")
+    assert whole.status == "completed"
+    assert whole.store is False  # type: ignore[attr-defined]  # not in the package's type
+    assert whole.metadata == {"a": "b"}
+    assert whole.output_text == "Let me see."
+    assert [item.type for item in whole.output] == [
+        "reasoning", "message", "function_call", "function_call"
+    ]  # fmt: skip
+    async with client.responses.stream(
+        model="target",
+        input="Weather?",
+        instructions="Be brief.",
+        tools=FUNCTIONS,
+    ) as stream:
+        snapshots = [
+            event.snapshot async for event in stream if event.type == "response.output_text.delta"
         ]
-        items: ResponseInputParam = [
-            {"role": "user", "content": "Weather?"}, *outputs, *results
-        ]  # fmt: skip
-        replicas.text = "It is sunny."
-        second = await client.responses.create(model="target", input=items, tools=FUNCTIONS)
-        assert second.output_text == "It is sunny."
-        read = "".join(f"<|tool|>Sunny.@{call.call_id}" for call in calls)
-        written = "".join(
-            f"[{call.name} {json.dumps(json.loads(call.arguments), ensure_ascii=False)}]"
-            for call in calls
-        )
-        turn = f"<|assistant|>Let me see.{written}(Hm.)"
-        assert replicas.prompt.endswith(f"<|user|>Weather?{turn}{read}<|assistant|>")
+        read = await stream.get_final_response()
+    assert snapshots[-1] == "Let me see."
+    assert len(snapshots) > 1
+    assert read.usage == whole.usage
+    assert read.usage is not None
+    assert 0 < read.usage.output_tokens_details.reasoning_tokens < read.usage.output_tokens
+    for ours, streamed in zip(whole.output, read.output, strict=True):
+        left, right = ours.to_dict(), streamed.to_dict()
+        for body in (left, right):
+            for name in ("id", "call_id", "parsed_arguments"):
+                body.pop(name, None)
+            for part in body.get("content", []):  # type: ignore[attr-defined]
+                part.pop("parsed", None)
+        assert left == right
 
-    run(checkpoint, REASONED, test, reasoning_parser="qwen3")
 
-
-def test_log_probabilities_of_a_response(checkpoint: Path) -> None:
-    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
-        fields: dict[str, Any] = {
-            "input": "Weather?",
-            "include": ["message.output_text.logprobs"],
-            "top_logprobs": 1,
-        }
-        whole = await client.responses.create(model="target", **fields)
-        events = await raw_events(client, **fields)
-        message = whole.output[0]
-        assert message.type == "message"
-        assert message.content[0].type == "output_text"
-        listed = message.content[0].logprobs
-        assert listed is not None
-        assert "".join(one.token for one in listed).startswith("It is sunny.")
-        streamed = [
-            one.token
-            for event in events
-            if event.type == "response.output_text.delta"
-            for one in event.logprobs
-        ]
-        assert streamed == [one.token for one in listed][: len(streamed)]
-        assert "".join(streamed).startswith("It is sunny.")
-
-    run(checkpoint, "It is sunny.", test)
+@within(tools_app, REASONED, reasoning_parser="qwen3")
+async def test_the_items_of_a_response_are_the_next_input(app: ToolsApp) -> None:
+    client, replicas = app
+    first = await client.responses.create(model="target", input="Weather?", tools=FUNCTIONS)
+    outputs: Any = first.output
+    calls = [item for item in first.output if item.type == "function_call"]
+    results: Any = [
+        {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."}
+        for call in calls
+    ]
+    items: ResponseInputParam = [
+        {"role": "user", "content": "Weather?"}, *outputs, *results
+    ]  # fmt: skip
+    replicas.text = "It is sunny."
+    second = await client.responses.create(model="target", input=items, tools=FUNCTIONS)
+    assert second.output_text == "It is sunny."
+    read = "".join(f"<|tool|>Sunny.@{call.call_id}" for call in calls)
+    written = "".join(
+        f"[{call.name} {json.dumps(json.loads(call.arguments), ensure_ascii=False)}]"
+        for call in calls
+    )
+    turn = f"<|assistant|>Let me see.{written}(Hm.)"
+    assert replicas.prompt.endswith(f"<|user|>Weather?{turn}{read}<|assistant|>")
 
 
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id", "not stored here; send"),
-        ({"conversation": "conv_1"}, "conversation", "not stored here; send"),
-        ({"background": True}, "background", "background"),
         (
             {"extra_body": {"spindle": {"trace": True}, "stream": True}},
             "spindle",
             "trace is for /v1/chat/completions",
         ),
-        ({"input": []}, "input", "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input", r"input\.0: type: only"),
         ({"input": "word " * 600}, "input", "input"),
         ({"max_output_tokens": 5000}, "max_output_tokens", "5000"),
-        ({"tools": [{"type": "web_search"}]}, "tools", "tools.0"),
         ({"tools": FUNCTIONS[:1] * 2}, "tools", "two functions"),
-        ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text", "format.schema"),
-        ({"truncation": "auto"}, "truncation", "truncation"),
     ],
 )
-def test_what_a_response_cannot_have_is_refused_by_name(
-    checkpoint: Path, fields: dict[str, Any], param: str, message: str
+@within(tools_app, "")
+async def test_what_a_response_cannot_have_is_refused_by_name(
+    app: ToolsApp, fields: dict[str, Any], param: str, message: str
 ) -> None:
-    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
-        with pytest.raises(openai.APIStatusError, match=message) as refused:
-            await client.responses.create(**{"model": "target", "input": "x", **fields})
-        assert refused.value.status_code in (400, 413)
-        assert refused.value.param == param
-        assert not replicas.requests
-
-    run(checkpoint, "", test)
+    client, replicas = app
+    with pytest.raises(openai.APIStatusError, match=message) as refused:
+        await client.responses.create(**{"model": "target", "input": "x", **fields})
+    assert refused.value.status_code in (400, 413)
+    assert refused.value.param == param
+    assert not replicas.requests
 
 
-def test_a_parsed_response_has_the_logprobs_of_its_messages_tokens(checkpoint: Path) -> None:
+@within(tools_app, REASONED, reasoning_parser="qwen3")
+async def test_a_parsed_response_has_the_logprobs_of_its_messages_tokens(app: ToolsApp) -> None:
     """Whole and streamed; those of reasoning and calls are not among them."""
-
-    async def test(client: AsyncOpenAI, _replicas: ScriptedReplicas) -> None:
-        fields: Any = {
-            "model": "target",
-            "input": "Weather?",
-            "tools": FUNCTIONS,
-            "include": ["message.output_text.logprobs"],
-            "top_logprobs": 1,
-        }
-        whole = await client.responses.create(**fields)
-        async with client.responses.stream(**fields) as stream:
-            streamed = [
-                one.token
-                async for event in stream
-                if event.type == "response.output_text.delta"
-                for one in event.logprobs
-            ]
-            read = await stream.get_final_response()
-        for response in (whole, read):
-            items: list[Any] = [item for item in response.output if item.type == "message"]
-            (part,) = items[0].content
-            assert part.text == "Let me see."
-            listed = [one.token for one in part.logprobs]
-            assert "".join(listed).strip() == "Let me see."
-            assert listed == streamed
-
-    run(checkpoint, REASONED, test, reasoning_parser="qwen3")
+    client, _ = app
+    fields: Any = {
+        "model": "target",
+        "input": "Weather?",
+        "tools": FUNCTIONS,
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 1,
+    }
+    whole = await client.responses.create(**fields)
+    async with client.responses.stream(**fields) as stream:
+        streamed = [
+            one.token
+            async for event in stream
+            if event.type == "response.output_text.delta"
+            for one in event.logprobs
+        ]
+        read = await stream.get_final_response()
+    for response in (whole, read):
+        items: list[Any] = [item for item in response.output if item.type == "message"]
+        (part,) = items[0].content
+        assert part.text == "Let me see."
+        listed = [one.token for one in part.logprobs]
+        assert "".join(listed).strip() == "Let me see."
+        assert listed == streamed

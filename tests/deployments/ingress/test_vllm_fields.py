@@ -9,7 +9,8 @@ import pytest
 from deployments.ingress.tokenizer import Tokens
 from tests.deployments.ingress.answers.test_output_text import ZOO
 from tests.deployments.ingress.scripted import with_tool_template
-from tests.deployments.ingress.test_ingress import PROMPT, App, events, run
+from tests.deployments.ingress.test_ingress import PROMPT, App, events, http_app, run
+from tests.deployments.local import within
 
 
 def choice_of(body: dict[str, Any]) -> dict[str, Any]:
@@ -17,137 +18,86 @@ def choice_of(body: dict[str, Any]) -> dict[str, Any]:
     return choice
 
 
-def test_forbidden_tokens_are_not_chosen_with_and_without_speculation() -> None:
-    async def test(app: App) -> None:
-        fields: dict[str, Any] = {"max_tokens": 40, "return_token_ids": True, "temperature": 0.2}
-        plain = choice_of((await app.ask(**fields)).json())["token_ids"]
-        allowed = sorted({*plain, *range(50, 90)} - {plain[3]})
-        word = next(ZOO.decode([token]) for token in plain if ZOO.decode([token]).strip().isalpha())
-        restricted: dict[str, Any] = {
-            **fields,
-            "allowed_token_ids": allowed,
-            "bad_words": [word.strip()],
-        }
-        answers = [
-            choice_of((await app.ask(**restricted, speculation=speculation)).json())
-            for speculation in ("near", "off")
-        ]
-        assert answers[0]["token_ids"] == answers[1]["token_ids"] != plain
-        assert answers[0]["spindle"]["accepted"] > 0
-        assert set(answers[0]["token_ids"]) <= set(allowed)
-        for text in (word.strip(), f" {word.strip()}"):
-            tokens = ZOO.encode_blocking(text)
-            spans = zip(*(answers[0]["token_ids"][i:] for i in range(len(tokens))), strict=False)
-            assert tuple(tokens) not in set(spans)
-
-    run(test)
+@within(http_app)
+async def test_the_reason_of_a_stop_whole_and_streamed(app: App) -> None:
+    fields: dict[str, Any] = {"max_tokens": 40, "return_token_ids": True}
+    plain = choice_of((await app.ask(**fields)).json())
+    assert (plain["finish_reason"], plain["stop_reason"]) == ("length", None)
+    token, stop = plain["token_ids"][9], plain["text"][8:12]
+    by_token = choice_of((await app.ask(**fields, stop_token_ids=[token])).json())
+    assert (by_token["finish_reason"], by_token["stop_reason"]) == ("stop", token)
+    included: dict[str, Any] = {**fields, "stop": [stop], "include_stop_str_in_output": True}
+    by_string = choice_of((await app.ask(**included)).json())
+    assert by_string["stop_reason"] == stop
+    assert by_string["text"] == plain["text"][: plain["text"].index(stop) + len(stop)]
+    asked = {**PROMPT, **included, "stream": True}
+    async with app.client.stream("POST", "/v1/completions", json=asked) as response:
+        chunks = [chunk["choices"][0] for chunk in await events(response)]
+    assert "".join(chunk["text"] for chunk in chunks) == by_string["text"]
+    assert chunks[-1]["stop_reason"] == stop
 
 
-def test_the_reason_of_a_stop_whole_and_streamed() -> None:
-    async def test(app: App) -> None:
-        fields: dict[str, Any] = {"max_tokens": 40, "return_token_ids": True}
-        plain = choice_of((await app.ask(**fields)).json())
-        assert (plain["finish_reason"], plain["stop_reason"]) == ("length", None)
-        token, stop = plain["token_ids"][9], plain["text"][8:12]
-        by_token = choice_of((await app.ask(**fields, stop_token_ids=[token])).json())
-        assert (by_token["finish_reason"], by_token["stop_reason"]) == ("stop", token)
-        included: dict[str, Any] = {**fields, "stop": [stop], "include_stop_str_in_output": True}
-        by_string = choice_of((await app.ask(**included)).json())
-        assert by_string["stop_reason"] == stop
-        assert by_string["text"] == plain["text"][: plain["text"].index(stop) + len(stop)]
-        asked = {**PROMPT, **included, "stream": True}
-        async with app.client.stream("POST", "/v1/completions", json=asked) as response:
-            chunks = [chunk["choices"][0] for chunk in await events(response)]
-        assert "".join(chunk["text"] for chunk in chunks) == by_string["text"]
-        assert chunks[-1]["stop_reason"] == stop
-
-    run(test)
-
-
-def test_usage_with_every_event() -> None:
-    async def test(app: App) -> None:
-        options = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
-        asked = {**PROMPT, "max_tokens": 20, "n": 2, **options}
-        async with app.client.stream("POST", "/v1/completions", json=asked) as response:
-            chunks = await events(response)
-        for index in range(2):
-            own = [one["usage"] for one in chunks if one["choices"][0]["index"] == index]
-            produced = [usage["completion_tokens"] for usage in own]
-            assert produced == sorted(produced)
-            assert produced[-1] == 20
-            assert all(
-                usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
-                for usage in own
-            )
-
-    run(test)
-
-
-def test_usage_counts_what_the_prefix_cache_had() -> None:
+@within(http_app)
+async def test_usage_counts_what_the_prefix_cache_had(app: App) -> None:
     """Blocks have 16 tokens, and the last token is always computed."""
 
-    async def test(app: App) -> None:
-        async def cached(**fields: Any) -> int:
-            body = {**PROMPT, "max_tokens": 2, "prompt": list(range(100, 148)), **fields}
-            answer = await app.client.post("/v1/completions", json=body)
-            usage = answer.json()["usage"]
-            assert usage["prompt_tokens"] == len(body["prompt"])
-            count: int = usage["prompt_tokens_details"]["cached_tokens"]
-            return count
+    async def cached(**fields: Any) -> int:
+        body = {**PROMPT, "max_tokens": 2, "prompt": list(range(100, 148)), **fields}
+        answer = await app.client.post("/v1/completions", json=body)
+        usage = answer.json()["usage"]
+        assert usage["prompt_tokens"] == len(body["prompt"])
+        count: int = usage["prompt_tokens_details"]["cached_tokens"]
+        return count
 
-        assert await cached() == 0
-        assert await cached() == 32
-        assert await cached(prompt=list(range(100, 130))) == 16
-        assert await cached(echo=True, logprobs=0) == 0, "computed again for its log-probabilities"
-        new = list(range(200, 248))
-        assert await cached(prompt=new, n=3) == 0, "shared between choices, but not cached before"
-        assert await cached(prompt=new, n=3) == 32, "a prompt counts once"
-        body = {**PROMPT, "prompt": new, "stream": True, "max_tokens": 4}
-        options = {"include_usage": True, "continuous_usage_stats": True}
-        body["stream_options"] = options
-        async with app.client.stream("POST", "/v1/completions", json=body) as response:
-            chunks = await events(response)
-        assert {one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in chunks} == {32}
-
-    run(test)
+    assert await cached() == 0
+    assert await cached() == 32
+    assert await cached(prompt=list(range(100, 130))) == 16
+    assert await cached(echo=True, logprobs=0) == 0, "computed again for its log-probabilities"
+    new = list(range(200, 248))
+    assert await cached(prompt=new, n=3) == 0, "shared between choices, but not cached before"
+    assert await cached(prompt=new, n=3) == 32, "a prompt counts once"
+    body = {**PROMPT, "prompt": new, "stream": True, "max_tokens": 4}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body["stream_options"] = options
+    async with app.client.stream("POST", "/v1/completions", json=body) as response:
+        chunks = await events(response)
+    assert {one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in chunks} == {32}
 
 
 @pytest.mark.parametrize(
     ("header", "field", "name"),
     [("run-1", None, "run-1"), (None, "run-2", "run-2"), ("run-1", "run-2", "run-2")],
 )
-def test_ids_have_the_clients_name(header: str | None, field: str | None, name: str) -> None:
-    async def test(app: App) -> None:
-        headers = {} if header is None else {"X-Request-Id": header}
-        body = {**PROMPT, "max_tokens": 2, "request_id": field}
-        for _ in range(2):
-            answer = await app.client.post("/v1/completions", json=body, headers=headers)
-            assert answer.json()["id"] == f"cmpl-{name}"
-        names = [request["name"] for request in app.replicas.requests]
-        assert len(set(names)) == 2, "a name may come again"
-        assert all(name in one for one in names)
-        odd = {"X-Request-Id": "with space"}
-        answer = await app.client.post("/v1/completions", json=PROMPT, headers=odd)
-        assert answer.headers["x-spindle-ignored"] == "X-Request-Id"
+@within(http_app)
+async def test_ids_have_the_clients_name(
+    app: App, header: str | None, field: str | None, name: str
+) -> None:
+    headers = {} if header is None else {"X-Request-Id": header}
+    body = {**PROMPT, "max_tokens": 2, "request_id": field}
+    for _ in range(2):
+        answer = await app.client.post("/v1/completions", json=body, headers=headers)
+        assert answer.json()["id"] == f"cmpl-{name}"
+    names = [request["name"] for request in app.replicas.requests]
+    assert len(set(names)) == 2, "a name may come again"
+    assert all(name in one for one in names)
+    odd = {"X-Request-Id": "with space"}
+    answer = await app.client.post("/v1/completions", json=PROMPT, headers=odd)
+    assert answer.headers["x-spindle-ignored"] == "X-Request-Id"
 
-    run(test)
 
-
-def test_ping_load_and_token_strings() -> None:
-    async def test(app: App) -> None:
-        for answer in (await app.client.get("/ping"), await app.client.post("/ping")):
-            assert answer.status_code == 200
-        assert (await app.client.get("/load")).json() == {"server_load": 0}
-        asked = {**PROMPT, "max_tokens": 400, "stream": True, "n": 2}
-        async with app.client.stream("POST", "/v1/completions", json=asked) as response:
-            await anext(response.aiter_lines())
-            assert (await app.client.get("/load")).json() == {"server_load": 2}
-        await app.settled()
-        body = {"prompt": "one two", "return_token_strs": True}
-        encoded = (await app.client.post("/tokenize", json=body)).json()
-        assert encoded["token_strs"] == ["one", "Ġtwo"]
-
-    run(test, seconds=0.005)
+@within(http_app, seconds=0.005)
+async def test_ping_load_and_token_strings(app: App) -> None:
+    for answer in (await app.client.get("/ping"), await app.client.post("/ping")):
+        assert answer.status_code == 200
+    assert (await app.client.get("/load")).json() == {"server_load": 0}
+    asked = {**PROMPT, "max_tokens": 400, "stream": True, "n": 2}
+    async with app.client.stream("POST", "/v1/completions", json=asked) as response:
+        await anext(response.aiter_lines())
+        assert (await app.client.get("/load")).json() == {"server_load": 2}
+    await app.settled()
+    body = {"prompt": "one two", "return_token_strs": True}
+    encoded = (await app.client.post("/tokenize", json=body)).json()
+    assert encoded["token_strs"] == ["one", "Ġtwo"]
 
 
 def test_browsers_are_let_in_from_named_origins_only() -> None:
@@ -170,19 +120,17 @@ def test_browsers_are_let_in_from_named_origins_only() -> None:
     run(test, api_keys={"tenant": "key"})
 
 
-def test_special_tokens_are_left_in_the_text_where_that_is_wanted() -> None:
-    async def test(app: App) -> None:
-        end = ZOO.encode_blocking("<|end|>")[0]
-        fields: dict[str, Any] = {
-            "max_tokens": 3,
-            "allowed_token_ids": [end, 60],
-            "logit_bias": {str(end): 50},
-        }
-        hidden = choice_of((await app.ask(**fields)).json())
-        shown = choice_of((await app.ask(**fields, skip_special_tokens=False)).json())
-        assert (hidden["text"], shown["text"]) == ("", "<|end|>" * 3)
-
-    run(test)
+@within(http_app)
+async def test_special_tokens_are_left_in_the_text_where_that_is_wanted(app: App) -> None:
+    end = ZOO.encode_blocking("<|end|>")[0]
+    fields: dict[str, Any] = {
+        "max_tokens": 3,
+        "allowed_token_ids": [end, 60],
+        "logit_bias": {str(end): 50},
+    }
+    hidden = choice_of((await app.ask(**fields)).json())
+    shown = choice_of((await app.ask(**fields, skip_special_tokens=False)).json())
+    assert (hidden["text"], shown["text"]) == ("", "<|end|>" * 3)
 
 
 def test_a_template_is_given_the_variables_that_it_uses(tmp_path: Path) -> None:

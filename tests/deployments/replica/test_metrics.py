@@ -6,7 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from actors.coordinator.events import Drafted, Event, Left, Switched, Verified
+from actors.coordinator.events import (
+    Drafted,
+    Event,
+    LaneDown,
+    LaneUp,
+    Late,
+    Left,
+    Switched,
+    Verified,
+    VerifierDown,
+)
 from actors.coordinator.settings import Limits
 from actors.hosts.protocol import KvState
 from benchmarks.simulator.clock import run
@@ -25,11 +35,11 @@ def totals(events: Sequence[Event]) -> dict[str, float]:
         metrics.observe(event)
     values: dict[str, float] = {}
     for family in metrics.families():
-        for sample in family["samples"]:
-            labels = [value for label, value in sample["labels"].items() if label != "replica"]
-            name = family["name"] + sample["suffix"].removesuffix("_total")
+        for sample in family.samples:
+            labels = [value for label, value in sample.labels.items() if label != "replica"]
+            name = sample.name.removeprefix("spindle_").removesuffix("_total")
             for key in {name, "/".join([name, *labels])}:
-                values[key] = values.get(key, 0.0) + sample["value"]
+                values[key] = values.get(key, 0.0) + sample.value
     return values
 
 
@@ -115,9 +125,23 @@ def test_a_probe_is_a_plain_round_of_all_requests_and_rare() -> None:
     run(main())
 
 
+def test_losses_and_what_is_late_are_counted_by_host() -> None:
+    values = totals(
+        [
+            Late(0.5, "near"),
+            LaneDown(1.0, "near", "killed"),
+            VerifierDown(2.0, "killed"),
+            LaneUp(9.0, "near", 8.0),
+        ]
+    )
+    assert values["late_calls/near"] == values["losses/near"] == values["restarts/near"] == 1
+    assert values["recovery_seconds/near"] == values["recovery_seconds"] == 8
+    assert (values["down/near"], values["down/verifier"]) == (0, 1)
+
+
 def test_a_restarted_verifier_does_not_take_back_its_swaps() -> None:
     metrics = Metrics("one", DRAFTERS, {})
     for swaps in (3, 5, 1):
         metrics.set_kv(KvState(4, 2, 1, 7, swaps))
-    [swapped] = [family for family in metrics.families() if family["name"] == "swaps"]
-    assert swapped["samples"][0]["value"] == 6
+    [swapped] = [family for family in metrics.families() if family.name == "spindle_swaps"]
+    assert swapped.samples[0].value == 6

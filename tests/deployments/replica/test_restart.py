@@ -42,4 +42,4 @@ def test_the_successor_of_the_only_replica_serves_before_its_drafter_is_loaded()
     assert not down_metric()
     messages = read("later")
     assert tokens(messages) == expected_ids(1.0, SEED, 40)
-    assert messages[-1]["statistics"]["by_lane"]["tiny"] > 0
+    assert messages[-1]["statistics"].by_lane["tiny"] > 0

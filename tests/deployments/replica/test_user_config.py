@@ -16,7 +16,7 @@ def test_user_config_switches_policies_while_a_request_runs() -> None:
         deploy(REPLICA_ARGS, {"speculation": {"name": "off"}})
         assert replica == state()["replica"], "the same process"
         assert tokens(list(stream)) == expected_ids(1.0, SEED, 40)
-    assert read("plainly")[-1]["statistics"]["drafted"] == 0
+    assert read("plainly")[-1]["statistics"].drafted == 0
 
     # Ordered by lengths that the target itself is asked for.
     deploy(REPLICA_ARGS, {"schedule": {"name": "laps_sd"}, "speculation": {"name": "fixed"}})

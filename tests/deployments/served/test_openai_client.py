@@ -5,7 +5,6 @@ import asyncio
 import json
 import random
 import re
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +16,7 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 from openai.types.responses import Response
 
-from engine.sampling.params import SamplingParams, choice_seed
+from engine.sampling.params import SamplingParams
 from tests import reference
 from tests.deployments.served.application import ADMITTED, KEYS
 from tests.deployments.serving import (
@@ -56,11 +55,6 @@ def complete(client: OpenAI, **fields: object) -> openai.types.Completion:
     asked = {"model": "target", "prompt": PROMPT, "max_tokens": 24, "temperature": 0, **fields}
     answer: openai.types.Completion = client.completions.create(**asked)  # type: ignore[call-overload]  # fields vary
     return answer
-
-
-def test_models(client: OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["target"]
-    assert client.models.retrieve("target").owned_by == "spindle"
 
 
 @pytest.mark.parametrize(("temperature", "seed"), [(0.0, 0), (1.0, 5)])
@@ -178,30 +172,6 @@ def _content(choice: Any) -> str:
     return message.content or ""
 
 
-def test_usage_has_the_tokens_of_the_prefix_cache(client: OpenAI) -> None:
-    """In both APIs; blocks have 16 tokens natively, 32 on vLLM."""
-    prompt = "Tell me of the sea, " * 12
-    for text, least in ((f"Now: {prompt}", 0), (f"Now: {prompt}", 64)):
-        usage = complete(client, prompt=text, max_tokens=2).usage
-        assert usage is not None
-        assert usage.prompt_tokens_details is not None
-        cached = usage.prompt_tokens_details.cached_tokens
-        assert cached is not None
-        assert (cached == 0) if not least else (least <= cached < usage.prompt_tokens)
-    for least in (0, 64):
-        response = client.responses.create(model="target", input=prompt, max_output_tokens=2)
-        assert response.usage is not None
-        assert response.usage.input_tokens_details.cached_tokens >= least
-
-
-def test_a_json_object_is_one(client: OpenAI) -> None:
-    (answer,) = _chat(client, temperature=0, response_format={"type": "json_object"})
-    text = _content(answer.choices[0])
-    assert text.startswith("{")
-    if answer.choices[0].finish_reason == "stop":
-        assert isinstance(json.loads(text), dict)
-
-
 @pytest.mark.parametrize(
     ("form", "problem"),
     [
@@ -218,71 +188,6 @@ def test_a_form_that_cannot_be_kept_to_is_refused(
     with pytest.raises(openai.BadRequestError, match=problem) as refusal:
         complete(client, extra_body={"structured_outputs": form})
     assert str(refusal.value.param).startswith("structured_outputs")
-
-
-@pytest.mark.parametrize("continuous", [False, True])
-def test_streamed_completion_with_usage(client: OpenAI, continuous: bool) -> None:
-    options: Any = {"include_usage": True, "continuous_usage_stats": continuous}
-    chunks = list(
-        client.completions.create(
-            model="target",
-            prompt=PROMPT,
-            max_tokens=24,
-            temperature=1,
-            seed=5,
-            stream=True,
-            stream_options=options,
-        )
-    )
-    *parts, last = chunks
-    assert "".join(chunk.choices[0].text for chunk in parts) == expected_text(1.0, 5, 24)
-    counts = [chunk.usage.completion_tokens if chunk.usage else 0 for chunk in parts]
-    assert counts == sorted(counts)
-    assert counts[-1] == (len(expected_ids(1.0, 5, 24)) if continuous else 0)
-    assert last.choices == []
-    assert last.usage is not None
-    assert last.usage.completion_tokens == len(expected_ids(1.0, 5, 24))
-
-
-def test_streamed_chat(client: OpenAI) -> None:
-    chunks = client.chat.completions.create(
-        model="target", messages=MESSAGES, max_tokens=24, temperature=1, seed=5, stream=True
-    )
-    deltas = [chunk.choices[0].delta for chunk in chunks]
-    assert deltas[0].role == "assistant"
-    assert "".join(delta.content or "" for delta in deltas) == expected_text(1.0, 5, 24)
-
-
-def test_n_choices_have_seeds_of_their_own(client: OpenAI) -> None:
-    answer = complete(client, n=3, seed=5, temperature=1)
-    assert [choice.index for choice in answer.choices] == [0, 1, 2]
-    for choice in answer.choices:
-        seed = choice_seed(5, choice.index)
-        assert choice.text == expected_text(1.0, seed, 24)
-        assert choice.to_dict()["spindle"]["seed"] == seed  # type: ignore[index]  # our extension
-
-
-def test_several_prompts_are_answered_in_order(client: OpenAI) -> None:
-    ids = tokenizer()(PROMPT)["input_ids"]
-    answer = complete(client, prompt=[ids, ids], n=2, seed=5, temperature=1)
-    texts = [choice.text for choice in sorted(answer.choices, key=lambda one: one.index)]
-    own = [expected_text(1.0, choice_seed(5, index), 24) for index in range(2)]
-    assert texts == own * 2
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_stop_strings_end_the_text_before_them(client: OpenAI, streamed: bool) -> None:
-    whole = expected_text(0.0, 0, 24)
-    stop = whole[6:9]
-    if streamed:
-        chunks = client.completions.create(
-            model="target", prompt=PROMPT, max_tokens=24, temperature=0, stop=stop, stream=True
-        )
-        choices = [chunk.choices[0] for chunk in chunks]
-    else:
-        choices = [complete(client, stop=[stop, "never there"]).choices[0]]
-    assert "".join(choice.text for choice in choices) == whole[: whole.find(stop)]
-    assert choices[-1].finish_reason == "stop"
 
 
 def test_logprobs_in_each_apis_own_shape(client: OpenAI) -> None:
@@ -356,23 +261,6 @@ def test_vllms_log_probabilities_of_a_long_prompt(client: OpenAI) -> None:
     assert len((chat.model_extra or {})["prompt_logprobs"]) == chat.usage.prompt_tokens  # type: ignore[union-attr]
 
 
-def test_logit_bias_bans_a_token(client: OpenAI) -> None:
-    first = expected_ids(0.0, 0, 24)[0]
-    text = complete(client, logit_bias={str(first): -100}).choices[0].text
-    assert not text.startswith(tokenizer().decode([first]))
-
-
-def test_96_concurrent_streams_have_the_text_of_single_ones(client: OpenAI) -> None:
-    """With 64 admitted at once, the others are refused with 429, and the client tries again."""
-    patient = client.with_options(max_retries=20)
-    with ThreadPoolExecutor(96) as pool:
-        answers = list(
-            pool.map(lambda seed: complete(patient, temperature=1, seed=seed % 4), range(96))
-        )
-    for seed, answer in enumerate(answers):
-        assert answer.choices[0].text == expected_text(1.0, seed % 4, 24)
-
-
 def test_each_of_500_at_once_is_served_or_refused_with_retry_after(client: OpenAI) -> None:
     async def ask(impatient: AsyncOpenAI, seed: int) -> str | openai.RateLimitError:
         try:
@@ -419,31 +307,6 @@ def test_forbidden_tokens_and_words_are_never_chosen(client: OpenAI) -> None:
         assert answer.choices[0].to_dict()["token_ids"] == expected
 
 
-def test_what_other_servers_know_is_served_or_named(client: OpenAI) -> None:
-    raw = client.chat.completions.with_raw_response.create(
-        model="target",
-        messages=[{"role": "developer", "content": "Be brief.", "name": "me"}, *MESSAGES],
-        max_tokens=10**3 * 2,  # as many as the context has, and more than it has room for
-        stop=["3"],
-        seed=-1,
-        metadata={"run": "one"},
-        store=True,
-        service_tier="auto",
-        prompt_cache_key="x",
-        safety_identifier="x",
-        user="x",
-        stream_options=None,
-        extra_headers={"X-Request-Id": "run-1"},
-        extra_body={"frobnicate": 1, "include_stop_str_in_output": True, "temperature": 0},
-    )
-    assert set(raw.headers["x-spindle-ignored"].split(", ")) == {"frobnicate", "store"}
-    answer = raw.parse()
-    assert answer.id == "chatcmpl-run-1"
-    choice = answer.choices[0].to_dict()
-    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "3")
-    assert choice["message"]["content"].endswith("3")  # type: ignore[index]  # a dict
-
-
 def test_errors_are_the_clients_own_exceptions(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         complete(client, temperature=-1)
@@ -458,28 +321,6 @@ def test_errors_are_the_clients_own_exceptions(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as long:
         complete(client, max_tokens=10**6)
     assert long.value.code == "context_length_exceeded"
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_a_client_that_disconnects_frees_its_place_and_kv(client: OpenAI, streamed: bool) -> None:
-    impatient = client.with_options(timeout=0.5)
-    for _ in range(3):
-        if streamed:
-            stream = client.completions.create(
-                model="target",
-                prompt=PROMPT,
-                max_tokens=1500,
-                stream=True,
-                n=4,
-                extra_body={"ignore_eos": True},
-            )
-            next(iter(stream))
-            stream.close()
-        else:
-            with pytest.raises(openai.APITimeoutError):
-                complete(impatient, max_tokens=1500, n=4, extra_body={"ignore_eos": True})
-
-    eventually(is_idle, "nothing runs and no KV is held", within_s=5)
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -14,7 +14,7 @@ import pytest
 import requests
 from ray import serve
 
-from benchmarks.serving.streams import ReceivedStream, read, session
+from benchmarks.serving.streams import ReceivedStream, read_all
 from engine.sampling.params import SamplingParams
 from engine.verifiers.vllm.environment import process_environment
 from tests.actors.hosts.cluster import processes
@@ -77,25 +77,11 @@ def ask(**fields: Any) -> dict[str, Any]:
     return answer
 
 
-def read_all(
+def stream(
     asked: Sequence[Mapping[str, Any]],
-    progress: Callable[[list[ReceivedStream]], None] = lambda _streams: None,
+    progress: Callable[[Sequence[ReceivedStream]], None] = lambda _streams: None,
 ) -> list[ReceivedStream]:
-    """All concurrently; `progress` gets all streams after each event of any."""
-    received = [ReceivedStream() for _ in asked]
-
-    async def run() -> None:
-        async with session(240) as client:
-            client.headers.update(AUTHORIZED)
-            await asyncio.gather(
-                *(
-                    read(client, URL, body, one, lambda: progress(received))
-                    for body, one in zip(asked, received, strict=True)
-                )
-            )
-
-    asyncio.run(run())
-    return received
+    return asyncio.run(read_all(URL, asked, 240, progress, AUTHORIZED))
 
 
 def check(received: Sequence[ReceivedStream], asked: Sequence[Mapping[str, Any]]) -> None:
@@ -114,7 +100,7 @@ def check(received: Sequence[ReceivedStream], asked: Sequence[Mapping[str, Any]]
 
 def test_eight_streams_at_once_are_the_oracles_and_drafts_are_accepted() -> None:
     asked = bodies(max_tokens=32)
-    received = read_all(asked)
+    received = stream(asked)
     check(received, asked)
     statistics = [one.statistics for one in received if one.statistics is not None]
     assert len(statistics) == len(received)
@@ -124,22 +110,13 @@ def test_eight_streams_at_once_are_the_oracles_and_drafts_are_accepted() -> None
     eventually(is_idle, "nothing runs")
 
 
-def test_the_text_is_the_same_without_speculation() -> None:
-    with_drafts, plain = (
-        ask(temperature=1, seed=3, speculation=drafter) for drafter in ("tiny", "off")
-    )
-    assert plain["choices"][0]["spindle"]["drafted"] == 0
-    assert with_drafts["choices"][0]["spindle"]["drafted"] > 0
-    assert with_drafts["choices"][0]["text"] == plain["choices"][0]["text"]
-
-
 @pytest.mark.parametrize("part", ["verifier", "tiny"])
 def test_a_killed_part_comes_back_and_streams_are_unchanged(part: str) -> None:
     asked = bodies(max_tokens=96)
     replica = replicas().state.remote().result(timeout_s=10)["replica"]
     victim = processes(replica)[part]
     kill = Kill(victim)
-    received = read_all(asked, kill)
+    received = stream(asked, kill)
     assert kill.unfinished == len(received), "the fault came too late"
     check(received, asked)
     eventually(lambda: processes(replica).get(part, victim) != victim, f"{part} is back", 60)
@@ -175,7 +152,7 @@ def test_in_the_replicas_own_process_eight_streams_are_the_oracles_as_well() -> 
     serve.delete("spindle")
     deploy({**ARGS, "target": {**ARGS["target"], "placement": "inline"}}, within_s=VLLM_LOADS_S)
     asked = bodies(max_tokens=32)
-    received = read_all(asked)
+    received = stream(asked)
     check(received, asked)
     assert sum(one.statistics["accepted"] for one in received if one.statistics) > len(received)
     eventually(is_idle, "nothing runs")

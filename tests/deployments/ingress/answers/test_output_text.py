@@ -95,11 +95,6 @@ def test_byte_fallback_and_stripped_spaces(byte_fallback: Tokens, seed: int) -> 
     assert not any("\ufffd" in piece for piece in pieces)
 
 
-def test_special_tokens_add_no_text() -> None:
-    ids = ZOO.encode_blocking("<|user|>Hello<|end|>")
-    assert "".join(pieces_of(ZOO, ids)) == "Hello"
-
-
 def answer_in_cuts(
     ids: list[int],
     stops: list[str],
@@ -160,16 +155,6 @@ def test_a_stop_string_across_tokens_is_never_shown_in_part() -> None:
     ended = next(i for i, piece in enumerate(pieces) if piece.finish)
     assert "".join(shown[: ended + 1]) == "one "
     assert pieces[ended].finish == "stop"
-
-
-def test_held_back_text_is_returned_when_no_stop_string_follows() -> None:
-    ids = ZOO.encode_blocking("one two")
-    assert answer_in_cuts(ids, ["two three"]) == (
-        "one two",
-        len(ids),
-        answer_in_cuts(ids, [])[2],
-        "length",
-    )
 
 
 def test_the_token_that_ends_the_output_adds_no_text() -> None:

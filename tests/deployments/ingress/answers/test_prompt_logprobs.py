@@ -78,15 +78,6 @@ def test_a_chat_lists_its_prompt_once_and_its_text_is_the_same(target: PreTraine
     assert alone["choices"][0]["message"] == plain["choices"][0]["message"]
 
 
-def test_a_prompt_in_the_prefix_cache_is_computed_anew(target: PreTrainedModel) -> None:
-    before, listed, after = answers(COMPLETION, {**COMPLETION, "prompt_logprobs": 2}, COMPLETION)
-    check(target, IDS, listed["choices"][0]["prompt_logprobs"], 2)
-    cached = [one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in (listed, after)]
-    assert cached[0] == 0 < cached[1]
-    texts = [one["choices"][0]["text"] for one in (before, listed, after)]
-    assert texts[0] == texts[1] == texts[2]
-
-
 def test_an_echo_keeps_its_own_number_of_alternatives(target: PreTrainedModel) -> None:
     fields = {**COMPLETION, "echo": True, "logprobs": 1}
     echo, both = answers(fields, {**fields, "prompt_logprobs": 3})
@@ -96,19 +87,6 @@ def test_an_echo_keeps_its_own_number_of_alternatives(target: PreTrainedModel) -
         echo["choices"][0]["logprobs"]["token_logprobs"], abs=1e-4
     )
     assert all(len(one) <= 2 for one in choice["logprobs"]["top_logprobs"] if one)
-
-
-def test_a_prompt_of_one_token_has_no_prediction() -> None:
-    (answer,) = answers({**COMPLETION, "prompt": [5], "prompt_logprobs": 3})
-    assert answer["choices"][0]["prompt_logprobs"] == [None]
-
-
-@pytest.mark.parametrize("base", [COMPLETION, CHAT])
-@pytest.mark.parametrize("fields", [{"prompt_logprobs": 21}, {"prompt_logprobs": -1},
-                                    {"prompt_logprobs": "3"}])  # fmt: skip
-def test_a_number_out_of_range_is_refused(base: dict[str, Any], fields: dict[str, Any]) -> None:
-    (answer,) = answers({**base, **fields})
-    assert (answer["error"]["status"], answer["error"]["param"]) == (400, "prompt_logprobs")
 
 
 def test_a_stream_has_none_of_them() -> None:
@@ -130,13 +108,3 @@ def test_more_than_a_response_may_have_is_refused_before_the_work() -> None:
     assert "error" not in served
     assert (refused["error"]["status"], refused["error"]["param"]) == (400, "prompt_logprobs")
     assert f"at most {most}" in refused["error"]["message"]
-
-
-def test_what_a_stream_lists_of_its_prompt_is_bounded_too() -> None:
-    fields = {**COMPLETION, "echo": True, "logprobs": 3}
-
-    async def inside() -> dict[str, Any]:
-        async with local_api(make_config(limits={"full_logprobs": 4 * len(IDS) - 1})) as (api, _):
-            return await anext(api.stream(fields))
-
-    assert asyncio.run(inside())["error"]["param"] == "logprobs"

@@ -7,8 +7,7 @@ from pydantic import TypeAdapter
 
 from cluster.built_in_models import TARGET, model_path
 from cluster.config import TargetConfig
-from deployments.ingress.parsing.choose import OutputParsers
-from deployments.ingress.parsing.parser import OutputParser
+from deployments.ingress.parsing.choose import OutputParser, OutputParsers
 from deployments.ingress.requests.tools import Tool, ToolChoice, ToolUse
 from deployments.ingress.tokenizer import Tokens
 from engine.errors import InvalidRequest

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from deployments.ingress.parsing.choose import VllmParsers
-from deployments.ingress.parsing.parser import OutputParser
+from deployments.ingress.parsing.choose import OutputParser, VllmParsers
 from tests.deployments.ingress.parsing.test_choose import made, parsers, tokens, use
 from tests.deployments.ingress.parsing.test_formats import CALLS, PARIS, cuts, summary
 

