@@ -44,12 +44,16 @@ from deployments.ingress.requests.tokenization import (
 )
 from deployments.ingress.requests.tools import ToolUse
 from deployments.ingress.tokenizer import Tokens
+from deployments.ingress.turns import Pauses
 from deployments.ingress.watching import LiveView, families_of, live, prometheus_text
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits
 
 ANY_CALLER = trusted("")
 """A handle's caller in the cluster: without a share, and free to set priorities."""
+LIVE_PAUSE_S = 0.2
+"""Between two looks of a client at the replicas' last seconds: each takes milliseconds of their
+event loops, for which everybody's requests wait."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -77,6 +81,7 @@ class Api:
         self.departures = Departures(self.metrics, self._heartbeats)
         self._shares = Shares(config, lambda: len(self._heartbeats.replicas))
         self._readiness = Readiness(replicas, self._heartbeats)
+        self._live_pauses = Pauses(LIVE_PAUSE_S)
         self.reader = Reader(self.tokens)
         self.ignored_fields = IgnoredFields(config.strict_fields)
         self._created = int(time.time())
@@ -112,7 +117,9 @@ class Api:
         if not self._heartbeats.replicas:
             await self.ready()
         tenant = None if client.sees_all else client.tenant
-        return await live(self.config, self.replicas, self._heartbeats.replicas, seconds, tenant)
+        async with self._live_pauses.turn(client.tenant):
+            names = self._heartbeats.replicas
+            return await live(self.config, self.replicas, names, seconds, tenant)
 
     async def models(self) -> Body:
         return {"object": "list", "data": [await self.model(self.config.served_name)]}
