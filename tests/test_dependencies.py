@@ -37,7 +37,7 @@ def normal(distribution: str) -> str:
 RUNTIME = names(PROJECT["dependencies"])
 EXTRAS = PROJECT["optional-dependencies"]
 VLLM = names([*EXTRAS["cpu"], *EXTRAS["gpu"]])
-DEVELOPMENT = names(EXTRAS["dev"])
+DEVELOPMENT = names([*EXTRAS["dev"], *EXTRAS["peers"]])
 
 
 @cache
