@@ -1,6 +1,6 @@
 """The default model says here what it says in transformers, drafted for or not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.generation import generate
 from cluster.built_in_models import HEADS, model_path, smollm2_path
+from engine.cpu.quantized_loading import Quantize
 from engine.drafters.eagle3 import load_eagle3
 from engine.drafters.lookup import SuffixDrafter
 from engine.model import PackedModel
@@ -101,3 +102,33 @@ def test_sampled_streams_are_the_references_on_both_backends(load: Callable[[], 
         for seed, (prompt, stream) in enumerate(zip(prompts, streams.values(), strict=True)):
             identity.check(prompt, stream, params[seed], seed)
     identity.finish()
+
+
+@needs_smollm2
+@pytest.mark.parametrize("quantize", ["auto", "int8"])
+def test_on_quantized_weights_drafts_and_batches_change_no_token(quantize: Quantize) -> None:
+    """Equal in every token, without an excuse for near-ties: rows do not depend on each other."""
+    model = PackedModel.load(
+        smollm2_path(), dtype=torch.float32, device="cpu", kv_tokens=2048, quantize=quantize
+    )
+    verifier, prompts = NativeVerifier(model), chats()
+    params = [
+        SamplingParams(temperature=seed % 2 * 0.8, seed=seed, max_tokens=40, ignore_eos=True)
+        for seed in range(len(prompts))
+    ]
+
+    def streams(
+        numbers: Sequence[int], drafter: Drafter | None = None, **options: int
+    ) -> list[list[int]]:
+        tokens: dict[str, list[int]] = {str(place): [] for place in range(len(numbers))}
+        own = [[prompts[number] for number in numbers], [params[number] for number in numbers]]
+        for event in generate(verifier, *own, drafter=drafter, **options):
+            assert isinstance(event, Commit)
+            tokens[event.request] += event.token_ids
+        return list(tokens.values())
+
+    alone = [streams([number])[0] for number in range(len(prompts))]
+    everyone = range(len(prompts))
+    assert streams(everyone) == alone
+    assert streams(everyone, SuffixDrafter("suffix", 1000), depth=6) == alone
+    assert streams(everyone, shipped_head(HEADS[0]), depth=3, chunk=7) == alone

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from engine.cpu.quantized_loading import Quantize, quantized_linears
+from engine.hidden_states import HiddenStates
 from engine.model import PackedModel, Segment
 from tests.engine.families import VOCAB, build
 
@@ -73,6 +74,21 @@ def test_families_stay_near_their_float_models(family: str) -> None:
     }
     assert errors["int8"] < 0.01  # without a window, a bias or a norm it is above 0.05
     assert errors["int8"] < errors["int4"] < 0.1
+
+
+def test_hidden_states_are_those_that_enter_the_layers() -> None:
+    (prompt,) = prompts(30)
+    rows = np.arange(len(prompt), dtype=np.int32)
+    segment = Segment("one", np.array(prompt, np.int32), rows, None, rows[-1:])
+    taken = []
+    for quantize in ("none", "int8"):
+        model, states = model_of("llama", quantize), HiddenStates([0, 2])
+        model.kv.open("one", [])
+        model.forward([segment], states)
+        taken.append(states.rows([0, 2], rows))
+    floats, quantized = taken
+    assert np.array_equal(quantized[:, :64], floats[:, :64]), "embeddings stay floats"
+    assert np.abs(quantized - floats).mean() < 0.06 * np.abs(floats).mean()
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
