@@ -4,6 +4,7 @@ config and the checkpoints' headers. Nothing is loaded."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from cluster.checkpoint_files import QUANTIZED
 from cluster.checkpoints import (
     architecture,
     eagle3_shape,
@@ -18,6 +19,7 @@ RUNTIME_BYTES = 600_000_000
 """Memory of a process with Ray, torch and transformers before it loads a model (measured: 420 MB),
 and of what loading leaves behind (150 MB)."""
 _BYTES = {"bfloat16": 2, "float32": 4}
+_QUANTIZED_BITS = {"int8": 8.5, "int4": 5.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +90,24 @@ def _lanes(config: AppConfig, placement: Placement) -> Iterator[Footprint]:
 
 def _target_bytes(target: TargetConfig) -> tuple[int, int]:
     """Bytes of weights and KV of all ranks together."""
-    width = _width(target)
+    width, shape = _width(target), target.architecture()
     weights = target.inflate_to or parameters_of(target.model) or 0
-    return weights * width, target.kv_tokens * target.architecture().kv_values() * width
+    kv = target.kv_tokens * shape.kv_values() * width
+    bits = _quantized_bits(target)
+    if bits is None:
+        return weights * width, kv
+    embeddings = shape.vocab_size * shape.hidden_size * _BYTES["float32"]
+    return int(weights * bits / 8) + embeddings, kv
+
+
+def _quantized_bits(target: TargetConfig) -> float | None:
+    """Bits of a weight, its part of scales included; None: weights are floats."""
+    if target.own_quantize in _QUANTIZED_BITS:
+        return _QUANTIZED_BITS[target.own_quantize]
+    file, parameters = target.header_path() / QUANTIZED, parameters_of(target.model)
+    if target.own_quantize == "none" or not parameters or not file.is_file():
+        return None
+    return 8 * file.stat().st_size / parameters
 
 
 def _swap_bytes(target: TargetConfig) -> int:

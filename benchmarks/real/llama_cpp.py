@@ -150,6 +150,7 @@ async def _measured(
                     send = partial(_answer, contenders[name], options.max_tokens)
                     lengths, seconds = await closed_loop(turn, clients, send)
                     speeds[name].append(sum(lengths) / seconds)
+                    print(f"{clients} clients, {name}: {speeds[name][-1]:.1f}", flush=True)
             plain = median(speeds["llama_cpp"])
             for name, own in speeds.items():
                 record = Record.over(plain, f"llama_cpp/{name}/c{clients}", median(own), "tokens/s")

@@ -118,11 +118,11 @@ def test_on_quantized_weights_drafts_and_batches_change_no_token(quantize: Quant
     ]
 
     def streams(
-        numbers: Sequence[int], drafter: Drafter | None = None, **options: int
+        numbers: Sequence[int], drafter: Drafter | None = None, depth: int = 4, chunk: int = 512
     ) -> list[list[int]]:
         tokens: dict[str, list[int]] = {str(place): [] for place in range(len(numbers))}
-        own = [[prompts[number] for number in numbers], [params[number] for number in numbers]]
-        for event in generate(verifier, *own, drafter=drafter, **options):
+        texts, own = [prompts[number] for number in numbers], [params[number] for number in numbers]
+        for event in generate(verifier, texts, own, drafter=drafter, depth=depth, chunk=chunk):
             assert isinstance(event, Commit)
             tokens[event.request] += event.token_ids
         return list(tokens.values())
