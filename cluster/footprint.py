@@ -92,12 +92,18 @@ def _target_bytes(target: TargetConfig) -> tuple[int, int]:
     """Bytes of weights and KV of all ranks together."""
     width, shape = _width(target), target.architecture()
     weights = target.inflate_to or parameters_of(target.model) or 0
-    kv = target.kv_tokens * shape.kv_values() * width
+    kv = target.kv_tokens * shape.kv_values() * _kv_width(target)
     bits = _quantized_bits(target)
     if bits is None:
         return weights * width, kv
     embeddings = shape.vocab_size * shape.hidden_size * _BYTES["float32"]
     return int(weights * bits / 8) + embeddings, kv
+
+
+def _kv_width(target: TargetConfig) -> int:
+    """Bytes per value: keys and values beside quantized weights are float16."""
+    halved = _quantized_bits(target) is not None and target.attention == "packed"
+    return 2 if halved else _width(target)
 
 
 def _quantized_bits(target: TargetConfig) -> float | None:
@@ -111,7 +117,7 @@ def _quantized_bits(target: TargetConfig) -> float | None:
 
 
 def _swap_bytes(target: TargetConfig) -> int:
-    return target.swap_tokens * target.architecture().kv_values() * _width(target)
+    return target.swap_tokens * target.architecture().kv_values() * _kv_width(target)
 
 
 def _drafter_bytes(drafter: DrafterConfig, target: TargetConfig) -> tuple[int, int]:

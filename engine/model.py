@@ -91,8 +91,11 @@ class PackedModel:
         self.device: torch.device = model.device
         shape = prepare(model)
         self._group = shape.heads // shape.kv_heads
+        # Other layouts multiply keys in the dtype of the queries.
+        halved = quantized is not None and layout == "packed"
+        kv_dtype = torch.float16 if halved else model.dtype
         self.kv = KVCache(
-            KVShape(shape.layers, shape.kv_heads, shape.head_dim, model.dtype, self.device),
+            KVShape(shape.layers, shape.kv_heads, shape.head_dim, kv_dtype, self.device),
             blocks=-(-kv_tokens // BLOCK_SIZE),
             block_size=BLOCK_SIZE,
             swap_blocks=-(-swap_tokens // BLOCK_SIZE),

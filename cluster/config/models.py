@@ -69,7 +69,7 @@ class TargetConfig(Section):
     quantize: Quantize = "auto"
     """Weights of a target that the native backend runs on a CPU: `int8` or `int4`, rounded when it
     is loaded, in groups of 32 inputs; `auto`: those of a GGUF file as they are, others in `dtype`;
-    `none`: as floats (docs/cpu_speed.md)."""
+    `none`: as floats. KV beside quantized weights is float16 (docs/cpu_speed.md)."""
     kv_tokens: Tokens = 16_384
     """Capacity of the KV cache in tokens, for all requests together; at least one whole context."""
     swap_tokens: Count = 0

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.attention.context import AttentionBatch, Scoring
-from engine.attention.walk import WalkArrays, walk, walk_parallel
+from engine.attention.walk import Numbers, WalkArrays, walk, walk_parallel
 
 BLOCK_LINES = 48
 """New rows × query heads per key head in a block, whose queries and sums fit the nearest cache."""
@@ -28,14 +28,14 @@ class PackedPlan:
         threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
         arguments = (
             self.arrays,
-            _stored(query),
-            _stored(keys),
-            _stored(values),
+            stored(query),
+            stored(keys),
+            stored(values),
             scoring.scale,
             NO_WINDOW if scoring.window is None else scoring.window,
             scoring.softcap or 0.0,
             NO_SINKS if scoring.sinks is None else scoring.sinks.detach().float().numpy(),
-            _stored(mixed),
+            stored(mixed),
         )
         if threads == 1:
             walk(*arguments)
@@ -45,8 +45,10 @@ class PackedPlan:
         return mixed
 
 
-def _stored(numbers: Tensor) -> NDArray[np.float32] | NDArray[np.int16]:
-    """The tensor as numpy; bfloat16, which numpy lacks, as its bits."""
+def stored(numbers: Tensor) -> Numbers:
+    """The tensor as the kernel's array."""
+    if numbers.dtype == torch.float16:
+        return numbers.numpy().view(np.uint16)
     return (numbers.view(torch.int16) if numbers.dtype == torch.bfloat16 else numbers).numpy()
 
 

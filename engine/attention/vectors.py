@@ -4,7 +4,8 @@ to the widest registers of the processor.
 LLVM's own vectoriser would load bfloat16 number by number and sum the products of one pair of rows
 at a time. A vector loaded from bfloat16 (held as int16) has first the even elements, then the odd
 ones, as each half then takes one operation on 32-bit words. `store` restores the order, and no
-operation in between depends on it.
+operation in between depends on it. float16 is held as uint16, and has the order of its elements, as
+fp32 has: what is multiplied with bfloat16 must be bfloat16 itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,8 +23,9 @@ _BYTE, _I32, _F32 = ir.IntType(8), ir.IntType(32), ir.FloatType()
 _FLOATS, _BITS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 _WORDS = ir.VectorType(_I32, LANES // 2)
 """Two bfloat16 each, the even element in the lower half."""
-_STORED = {types.float32: _FLOATS, types.int16: ir.VectorType(ir.IntType(16), LANES)}
-_NAMES = {types.float32: "v32f32", types.int16: "v32i16"}
+_SHORTS, _HALVES = ir.VectorType(ir.IntType(16), LANES), ir.VectorType(ir.HalfType(), LANES)
+_STORED = {types.float32: _FLOATS, types.int16: _SHORTS, types.uint16: _SHORTS}
+_NAMES = {types.float32: "v32f32", types.int16: "v32i16", types.uint16: "v32i16"}
 """These vectors' suffix in the names of LLVM's operations."""
 
 Lowering = tuple[Signature, Callable[..., ir.Value]]
@@ -138,7 +140,7 @@ def load(
         numbers = builder.phi(stored)
         numbers.add_incoming(whole_vector, whole_block)
         numbers.add_incoming(part_vector, part_block)
-        return numbers if stored == _FLOATS else _widened(builder, numbers)
+        return _as_floats(builder, array, numbers)
 
     return _VECTOR(array, types.intp, types.intp, types.intp), build
 
@@ -161,8 +163,7 @@ def store(
         *place, numbers = arguments
         pointer = _pointer(context, builder, array, place, stored)
         remaining = _remaining(context, builder, array, place)
-        if stored != _FLOATS:
-            numbers = _rounded(builder, numbers)
+        numbers = _as_stored(builder, array, numbers)
         with builder.if_else(_is_whole(builder, remaining)) as (whole, part):
             with whole:
                 builder.store(numbers, pointer, align=alignment.constant)
@@ -275,6 +276,18 @@ def _shuffled(
 
 def _all(kind: ir.VectorType, number: int) -> ir.Constant:
     return ir.Constant(kind, [number] * kind.count)
+
+
+def _as_floats(builder: ir.IRBuilder, array: types.Array, stored: ir.Value) -> ir.Value:
+    if array.dtype == types.uint16:
+        return builder.fpext(builder.bitcast(stored, _HALVES), _FLOATS)
+    return _widened(builder, stored) if array.dtype == types.int16 else stored
+
+
+def _as_stored(builder: ir.IRBuilder, array: types.Array, numbers: ir.Value) -> ir.Value:
+    if array.dtype == types.uint16:
+        return builder.bitcast(builder.fptrunc(numbers, _HALVES), _SHORTS)
+    return _rounded(builder, numbers) if array.dtype == types.int16 else numbers
 
 
 def _widened(builder: ir.IRBuilder, stored: ir.Value) -> ir.Value:

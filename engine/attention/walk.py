@@ -50,8 +50,8 @@ CACHE_LINE = CACHE_LINE_BYTES // 4
 
 Floats = NDArray[np.float32]
 Slots = NDArray[np.int64]
-Numbers = NDArray[np.float32] | NDArray[np.int16]
-"""fp32, or bfloat16 as its bits."""
+Numbers = NDArray[np.float32] | NDArray[np.int16] | NDArray[np.uint16]
+"""fp32, or the bits of bfloat16 (int16) or float16 (uint16)."""
 
 
 class WalkArrays(NamedTuple):
@@ -85,7 +85,8 @@ def walk(
     sinks: Floats,
     mixed: Numbers,
 ) -> None:
-    """query and mixed [rows, heads, d]; keys and values [slots, kv_heads, d]; all of one dtype.
+    """query and mixed [rows, heads, d]; keys and values [slots, kv_heads, d]: all of one dtype, but
+    for float16 keys and values of fp32 queries.
 
     softcap 0 means none; sinks are empty or one per head.
     """

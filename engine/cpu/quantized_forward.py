@@ -1,8 +1,8 @@
 """A CPU forward of Llama and similar families over quantized weights, in compiled loops.
 
-The weights keep their values, and inputs of linear layers are rounded to 8 bits. All other numbers
-are float32. A row's bits depend on its own request alone (quantized_steps.py), so a batch, a draft
-or a policy changes no token.
+The weights keep their values, inputs of linear layers are rounded to 8 bits, and keys and values to
+float16, once, when they are written. All other numbers are float32. A row's bits depend on its own
+request alone (quantized_steps.py), so a batch, a draft or a policy changes no token.
 """
 
 from collections.abc import Mapping
@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine.attention.context import Scoring
+from engine.attention.packed import stored
 from engine.attention.pool import PoolAttention
 from engine.cpu.decoder_loop import FAMILIES, head_norms
 from engine.cpu.prepack import has_hooks
@@ -152,7 +153,7 @@ class QuantizedForward:
         first = 0
         for end in [*taken, shape.layers]:
             if arrays is not None:
-                pool = attend.kv.pool.numpy()
+                pool = stored(attend.kv.pool)
                 whole_layers(threads, first, end, weights, rows, arrays, pool, _NO_SINKS)
             else:
                 for layer in range(first, end):
@@ -169,7 +170,7 @@ class QuantizedForward:
     def _layer(self, threads: int, layer: int, rows: Rows, attend: PoolAttention) -> None:
         """A layer in which requests have too many rows to walk over the pool."""
         keys, values = attend.kv.k[layer], attend.kv.v[layer]
-        attention_inputs(threads, layer, self._weights, rows, keys.numpy(), values.numpy())
+        attention_inputs(threads, layer, self._weights, rows, stored(keys), stored(values))
         query = torch.from_numpy(rows.query)
         mixed = attend.plan.attend(query, keys, values, self._scorings[layer])
         rows.mixed[:] = mixed.reshape(rows.mixed.shape).numpy()

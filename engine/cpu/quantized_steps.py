@@ -10,7 +10,8 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from engine.attention.walk import WalkArrays, walk_parallel
+from engine.attention.vectors import LANES, load, store
+from engine.attention.walk import Numbers, WalkArrays, walk_parallel
 from engine.cpu.fast_math import fast_exp
 from engine.cpu.norm_kernels import rms_norm, rotate
 from engine.cpu.quantized_kernel import call_product
@@ -82,7 +83,7 @@ class Rows(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def attention_inputs(
-    threads: int, layer: int, weights: Weights, rows: Rows, keys: Floats, values: Floats
+    threads: int, layer: int, weights: Weights, rows: Rows, keys: Numbers, values: Numbers
 ) -> None:
     """From hidden states to rotated queries in `rows.query`, and keys and values in the pool."""
     _norm_rows(threads, rows, weights.norms[layer, 0], weights.epsilon)
@@ -109,7 +110,7 @@ def whole_layers(
     weights: Weights,
     rows: Rows,
     arrays: WalkArrays,
-    pool: Floats,
+    pool: Numbers,
     sinks: Floats,
 ) -> None:
     """Layers whose attention walks over the pool: [2 · layers, slots, kv_heads, head_dim]."""
@@ -205,7 +206,7 @@ def _gate(rows: Rows, row: int) -> None:
 
 @njit(cache=True, nogil=True, parallel={"fusion": False})
 def _rotate_rows(
-    threads: int, layer: int, weights: Weights, rows: Rows, keys: Floats, values: Floats
+    threads: int, layer: int, weights: Weights, rows: Rows, keys: Numbers, values: Numbers
 ) -> None:
     count = len(rows.query)
     if count <= _SERIAL_ROWS:
@@ -218,7 +219,7 @@ def _rotate_rows(
 
 @njit(cache=True, nogil=True)
 def _rotate_part(
-    start: int, end: int, layer: int, weights: Weights, rows: Rows, keys: Floats, values: Floats
+    start: int, end: int, layer: int, weights: Weights, rows: Rows, keys: Numbers, values: Numbers
 ) -> None:
     projected, biases = rows.projected[start:end], weights.biases[layer]
     if len(biases):
@@ -233,11 +234,14 @@ def _rotate_part(
     )  # fmt: skip
     kv_heads = keys.shape[1]
     for row in range(start, end):
-        slot = rows.slots[row]
-        own = heads[row - start]
-        rows.query[row] = own[:query_heads]
-        keys[slot] = own[query_heads : query_heads + kv_heads]
-        values[slot] = own[query_heads + kv_heads :]
+        slot, own = rows.slots[row], row - start
+        rows.query[row] = heads[own, :query_heads]
+        for head in range(kv_heads):
+            for e in range(0, width, LANES):
+                key = load(heads, own, query_heads + head, e)
+                store(keys, slot, head, e, key)
+                value = load(heads, own, query_heads + kv_heads + head, e)
+                store(values, slot, head, e, value)
 
 
 @njit(cache=True, nogil=True, fastmath={"contract", "nnan", "nsz"}, error_model="numpy")

@@ -64,6 +64,16 @@ def test_any_head_dim_and_odd_numbers_of_lines_are_supported(head_dim: int, grou
     torch.testing.assert_close(mixed.double(), expected, atol=1e-5, rtol=0)
 
 
+def test_float16_keys_and_values_are_read_exactly() -> None:
+    rng = np.random.default_rng(4)
+    batch = random_batch(rng, 5)
+    query, keys, values = random_tensors(rng, batch, head_dim=72)
+    halves = keys.half(), values.half()
+    mixed = PackedPlan(batch).attend(query, *halves, SCORING)
+    exact = PackedPlan(batch).attend(query, *(half.float() for half in halves), SCORING)
+    assert torch.equal(mixed, exact)
+
+
 def test_bfloat16_is_rounded_once() -> None:
     rng = np.random.default_rng(2)
     batch = random_batch(rng, 5)
