@@ -23,6 +23,7 @@ _BYTE, _I32, _F32 = ir.IntType(8), ir.IntType(32), ir.FloatType()
 _FLOATS, _BITS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 _WORDS = ir.VectorType(_I32, LANES // 2)
 """Two bfloat16 each, the even element in the lower half."""
+_DOUBLES = ir.VectorType(ir.DoubleType(), LANES)
 _SHORTS, _HALVES = ir.VectorType(ir.IntType(16), LANES), ir.VectorType(ir.HalfType(), LANES)
 _STORED = {types.float32: _FLOATS, types.int16: _SHORTS, types.uint16: _SHORTS}
 _NAMES = {types.float32: "v32f32", types.int16: "v32i16", types.uint16: "v32i16"}
@@ -102,16 +103,30 @@ def largest(_typing: object, _vector: types.Type) -> Lowering:
 
 
 @intrinsic
-def sum_of(_typing: object, _vector: types.Type) -> Lowering:
-    """The sum of a vector's numbers."""
+def exact_sum(_typing: object, array: types.Array, _i: types.Type, _j: types.Type) -> Lowering:
+    """The sum of array[i, j], of whole vectors of fp32 numbers from 0 to 1, each rounded to a
+    multiple of 2^-36. In float64 such sums are exact up to 2^16, so that zeros in between and the
+    order change no bit."""
 
-    def build(_c: object, builder: ir.IRBuilder, _s: object, arguments: Arguments) -> ir.Value:
-        (sums,) = arguments
+    def build(
+        context: BaseContext, builder: ir.IRBuilder, _s: object, arguments: Arguments
+    ) -> ir.Value:
+        total = cgutils.alloca_once_value(builder, _DOUBLES(None))
+        structure = context.make_array(array)(context, builder, arguments[0])
+        width = cgutils.unpack_tuple(builder, structure.shape, 3)[2]
+        step = width.type(LANES)
+        with cgutils.for_range_slice(builder, width.type(0), width, step, width.type) as (k, _):
+            pointer = _pointer(context, builder, array, [*arguments, k], _FLOATS)
+            numbers = builder.fpext(builder.load(pointer, align=4), _DOUBLES)
+            shift = _all(_DOUBLES, 1.5 * 2**16)  # beside it, the last bit is worth 2^-36
+            rounded = builder.fsub(builder.fadd(numbers, shift), shift)
+            builder.store(builder.fadd(builder.load(total), rounded), total)
+        sums = builder.load(total)
         while sums.type.count > 1:
             sums = _folded(builder, sums)
         return builder.extract_element(sums, _I32(0))
 
-    return types.float32(_VECTOR), build
+    return types.float64(array, types.intp, types.intp), build
 
 
 @intrinsic
@@ -274,7 +289,7 @@ def _shuffled(
     return builder.shuffle_vector(first, second, indices)
 
 
-def _all(kind: ir.VectorType, number: int) -> ir.Constant:
+def _all(kind: ir.VectorType, number: float) -> ir.Constant:
     return ir.Constant(kind, [number] * kind.count)
 
 

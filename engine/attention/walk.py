@@ -2,8 +2,8 @@
 
 Everything is computed in fp32, whatever the pool's dtype. Requests are cut into blocks of few new
 rows. For a block each row of the pool is read once, for all of its rows and query heads that share
-a key head. A result's bits depend on its own request alone: neither other requests nor the blocks
-nor the number of threads change the order of a summation.
+a key head. A result's bits depend on the tokens before it alone: neither other requests nor other
+branches of a draft tree nor the blocks nor the number of threads change a bit of a sum.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from engine.attention.vectors import (
     LANES,
-    add,
+    exact_sum,
     fma,
     largest,
     load,
@@ -23,7 +23,6 @@ from engine.attention.vectors import (
     spread,
     store,
     store_sums,
-    sum_of,
     zeros,
 )
 from engine.cpu.fast_math import fast_exp
@@ -307,11 +306,8 @@ def _softmax(scores: Floats, h: int, line: int, sink: float) -> None:
     for j in range(len(weights)):
         below = weights[j] - most
         weights[j] = fast_exp(below) if below > NEGLIGIBLE else np.float32(0.0)
-    # Lane by lane: masked slots at the end, which are zeros, change no bit.
-    sums = zeros()
-    for j in range(0, scores.shape[2], LANES):
-        sums = add(sums, load(scores, h, line, j))
-    total = fast_exp(np.float32(sink) - most) + sum_of(sums)
+    of_sink = np.float64(fast_exp(np.float32(sink) - most))
+    total = np.float32(exact_sum(scores, h, line) + of_sink)
     for j in range(len(weights)):
         weights[j] /= total
 
@@ -337,8 +333,9 @@ def _add_values(
                 value0, value1 = load(values, slot0, head, e), load(values, slot1, head, e)
                 value2, value3 = load(values, slot2, head, e), load(values, slot3, head, e)
                 for line in range(lines):
-                    step = fma(spread(weights[h, line, first]), value0, zeros())
-                    step = fma(spread(weights[h, line, first + 1]), value1, step)
-                    step = fma(spread(weights[h, line, first + 2]), value2, step)
-                    step = fma(spread(weights[h, line, first + 3]), value3, step)
-                    store(sums, h, line, e, add(load(sums, h, line, e), step))
+                    # One slot after the other, so that masked ones in between change no bit.
+                    total = fma(spread(weights[h, line, first]), value0, load(sums, h, line, e))
+                    total = fma(spread(weights[h, line, first + 1]), value1, total)
+                    total = fma(spread(weights[h, line, first + 2]), value2, total)
+                    total = fma(spread(weights[h, line, first + 3]), value3, total)
+                    store(sums, h, line, e, total)

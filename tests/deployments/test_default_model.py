@@ -10,17 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from benchmarks.generation import generate
 from benchmarks.serving.streams import ReceivedStream, read_all
 from cluster.built_in_models import smollm2_path
 from cluster.check import read
+from engine.model import PackedModel
+from engine.protocol import Commit
 from engine.sampling.params import SamplingParams
 from engine.tokenizer import load_tokenizer
+from engine.verifiers.native import NativeVerifier
 from tests.actors.hosts.cluster import processes
 from tests.deployments.killing import Kill
 from tests.deployments.serving import URL, application, eventually, is_idle, replicas
-from tests.identity import Identity
-from tests.smollm2 import eager, needs_smollm2
+from tests.smollm2 import needs_smollm2
 
 pytestmark = needs_smollm2
 HEAD = "general"
@@ -48,10 +52,30 @@ def _app() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def identity() -> Iterator[Identity]:
-    suite = Identity(eager())
-    yield suite
-    suite.finish()
+def expected() -> list[list[int]]:
+    """What the engine says of each request alone, without drafts."""
+    model = PackedModel.load(
+        smollm2_path(), dtype=torch.float32, device="cpu", kv_tokens=1024, quantize="auto"
+    )
+    verifier = NativeVerifier(model)
+    return [
+        [
+            token
+            for commit in generate(verifier, [body["prompt"]], params(body))
+            if isinstance(commit, Commit)
+            for token in commit.token_ids
+        ]
+        for body in bodies()
+    ]
+
+
+def params(body: Mapping[str, Any]) -> SamplingParams:
+    return SamplingParams(
+        temperature=body["temperature"],
+        max_tokens=MAX_TOKENS,
+        seed=body["seed"],
+        ignore_eos=True,
+    )
 
 
 def bodies() -> list[dict[str, Any]]:
@@ -84,21 +108,17 @@ def stream(
     return asyncio.run(read_all(URL, asked, 120, progress))
 
 
-def check(
-    identity: Identity, received: Sequence[ReceivedStream], asked: Sequence[Mapping[str, Any]]
-) -> None:
-    """Every stream is complete and what transformers' model says with our noise."""
-    for one, body in zip(received, asked, strict=True):
-        assert one.error is None
-        params = SamplingParams(temperature=body["temperature"], max_tokens=MAX_TOKENS)
-        identity.check(body["prompt"], one.token_ids, params, body["seed"])
+def check(received: Sequence[ReceivedStream], expected: Sequence[Sequence[int]]) -> None:
+    """Every stream is complete and equal in each token."""
+    assert [one.error for one in received] == [None] * len(received)
+    assert [list(one.token_ids) for one in received] == [list(one) for one in expected]
 
 
-def test_streams_are_transformers_own_with_drafts_and_without(identity: Identity) -> None:
+def test_streams_are_the_engines_own_with_drafts_and_without(expected: list[list[int]]) -> None:
     asked = bodies()
     drafted, plain = stream(asked), stream([{**body, "speculation": "off"} for body in asked])
-    check(identity, drafted, asked)
-    assert [one.text for one in drafted] == [one.text for one in plain]
+    check(drafted, expected)
+    check(plain, expected)
     statistics = [one.statistics for one in drafted if one.statistics is not None]
     undrafted = [one.statistics for one in plain if one.statistics is not None]
     assert len(statistics) == len(undrafted) == len(asked)
@@ -107,13 +127,13 @@ def test_streams_are_transformers_own_with_drafts_and_without(identity: Identity
     assert not any(one["drafted"] for one in undrafted)
 
 
-def test_a_killed_head_comes_back_and_streams_are_unchanged(identity: Identity) -> None:
+def test_a_killed_head_comes_back_and_streams_are_unchanged(expected: list[list[int]]) -> None:
     replica = replicas().state.remote().result(timeout_s=10)["replica"]
     victim = processes(replica)[HEAD]
     kill = Kill(victim)
     asked = bodies()
     received = stream(asked, kill)
     assert kill.unfinished == len(asked), "the fault came too late"
-    check(identity, received, asked)
+    check(received, expected)
     eventually(lambda: processes(replica).get(HEAD, victim) != victim, "the head is back", 60)
     eventually(is_idle, "nothing runs")

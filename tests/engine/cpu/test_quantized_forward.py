@@ -9,6 +9,7 @@ import torch
 from engine.cpu.quantized_loading import Quantize, quantized_linears
 from engine.hidden_states import HiddenStates
 from engine.model import PackedModel, Segment
+from policies.tree import DraftTree
 from tests.engine.families import VOCAB, build
 
 FAMILIES = {
@@ -99,3 +100,24 @@ def test_a_rows_bits_depend_on_its_request_alone(quantize: Quantize) -> None:
     torch.testing.assert_close(logits(model, given), alone, rtol=0, atol=0)
     for chunk in (1, 4, 7, 45):  # drafts of other lengths, prompts in other chunks
         torch.testing.assert_close(logits(model, given, chunk), alone, rtol=0, atol=0)
+
+
+def test_a_nodes_bits_depend_on_its_ancestors_alone() -> None:
+    """In a draft tree whose branches lie between each other in the pool."""
+    model = model_of("llama", "int8")
+    (prompt,) = prompts(45)
+    parents, tokens = [-1, -1, 0, 1, 0, 2, 3, 5], [11, 12, 13, 14, 15, 16, 17, 18]
+    tree = DraftTree.build(tokens, parents, [0.5] * len(tokens))
+    model.kv.open("tree", [])
+    rows = np.arange(len(prompt), dtype=np.int32)
+    model.forward([Segment("tree", np.array(prompt, np.int32), rows, None, rows[:0])])
+    model.kv.commit("tree", range(len(prompt)), prompt)
+    nodes = np.arange(len(tokens), dtype=np.int32)
+    positions = (len(prompt) + tree.depth - 1).astype(np.int32)
+    of_tree = model.forward(
+        [Segment("tree", np.array(tokens, np.int32), positions, tree.ancestor_mask(), nodes)]
+    )
+    for node in nodes:
+        path = [tokens[step] for step in tree.path(int(node))]
+        alone = logits(model, [[*prompt, *path]])[-1]
+        torch.testing.assert_close(of_tree[node], alone, rtol=0, atol=0)
