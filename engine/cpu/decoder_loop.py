@@ -76,7 +76,7 @@ class FusedLayer(NamedTuple):
 
 def fused_forward(model: PreTrainedModel) -> FloatForward | None:
     """The forward of a prepacked model; None if the model's own forward must run: on another
-    device, in another family, or with replaced or hooked layers (tensor parallel)."""
+    device, in another family, or with replaced or hooked layers."""
     if not _is_fusible(model):
         return None
     decoder, lm_head = model.model, model.lm_head
