@@ -68,9 +68,9 @@ def test_float16_keys_and_values_are_read_exactly() -> None:
     rng = np.random.default_rng(4)
     batch = random_batch(rng, 5)
     query, keys, values = random_tensors(rng, batch, head_dim=72)
-    halves = keys.half(), values.half()
-    mixed = PackedPlan(batch).attend(query, *halves, SCORING)
-    exact = PackedPlan(batch).attend(query, *(half.float() for half in halves), SCORING)
+    keys, values = keys.half(), values.half()
+    mixed = PackedPlan(batch).attend(query, keys, values, SCORING)
+    exact = PackedPlan(batch).attend(query, keys.float(), values.float(), SCORING)
     assert torch.equal(mixed, exact)
 
 
