@@ -19,11 +19,11 @@ from engine.attention.context import Scoring
 from engine.attention.packed import stored
 from engine.attention.pool import PoolAttention
 from engine.cpu.decoder_loop import FAMILIES, head_norms
+from engine.cpu.dot_products import OUTPUTS
 from engine.cpu.prepack import has_hooks
-from engine.cpu.quantized_kernel import OUTPUTS, product_address
+from engine.cpu.quantized_kernel import SCALE_GROUP, product_address
 from engine.cpu.quantized_steps import (
     FIELDS,
-    SCALE_GROUP,
     Rows,
     Weights,
     attention_inputs,

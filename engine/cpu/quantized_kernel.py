@@ -11,36 +11,35 @@ result has the same bits whatever other rows are computed with it, and on every 
 rounds fused products once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
 from llvmlite import ir
-from numba import cfunc, config, types
+from numba import cfunc, types
 from numba.core import cgutils
 from numba.core.base import BaseContext
-from numba.core.codegen import get_host_cpu_features
 from numba.core.typing import Signature
 from numba.extending import intrinsic
 
-OUTPUTS = 16
-"""Of a tile."""
+from engine.cpu.dot_products import (
+    BYTES,
+    I32,
+    INTS,
+    OUTPUTS,
+    QUAD,
+    Values,
+    call,
+    dot_of_this_processor,
+)
+
 _ROWS = 4
 """That a tile is multiplied with at once, so that its numbers are unpacked once for all of them."""
-_SCALE_GROUP = 32
+SCALE_GROUP = 32
 """Inputs of a row that share a scale."""
-_QUAD = 4
-"""Inputs that one instruction multiplies and adds for each output."""
-
-_I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
-_BYTES = ir.VectorType(ir.IntType(8), OUTPUTS * _QUAD)
-_INTS, _FLOATS = ir.VectorType(_I32, OUTPUTS), ir.VectorType(ir.FloatType(), OUTPUTS)
+_I16, _I64 = ir.IntType(16), ir.IntType(64)
+_FLOATS = ir.VectorType(ir.FloatType(), OUTPUTS)
 _HALVES = ir.VectorType(ir.HalfType(), OUTPUTS)
-
-Values = Sequence[ir.Value]
-Dot = Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value, int], ir.Value]
-"""Adds four products for each output: (builder, totals [16], weights [64 bytes], the four inputs'
-numbers in each of 16 words, bits of a weight)."""
 
 
 class Format(NamedTuple):
@@ -77,7 +76,7 @@ def product_address(kind: Format) -> int:
         numbers: int, scales: int, sums: int, rows: int, out: int, stride: int,
     ) -> None:  # fmt: skip
         whole = rows // _ROWS * _ROWS
-        width, scale_bytes = groups * group, groups * group // _SCALE_GROUP * 4
+        width, scale_bytes = groups * group, groups * group // SCALE_GROUP * 4
         for tile in range(first, end):
             source, target = weights + tile * groups * group_bytes, out + tile * OUTPUTS * 4
             for row in range(0, whole, _ROWS):
@@ -165,23 +164,23 @@ def _multiply_tile(
 
 def _build_tile(builder: ir.IRBuilder, kind: Format, count: int, arguments: Values) -> None:
     weights, groups, numbers, scales, sums, out, stride = arguments
-    dot = _dot_of_this_processor()
+    dot = dot_of_this_processor()
     none = ir.Constant(_FLOATS, [0.0] * OUTPUTS)
     totals = [cgutils.alloca_once_value(builder, none) for _ in range(count)]
     width = builder.mul(groups, _I64(kind.group))
-    row_scales = builder.udiv(width, _I64(_SCALE_GROUP))
+    row_scales = builder.udiv(width, _I64(SCALE_GROUP))
     with cgutils.for_range(builder, groups) as loop:
         group = loop.index
         block = _moved(builder, weights, group, kind.group_bytes)
         quads, scale, least = _unpacked(builder, kind, block)
-        in_row = builder.udiv(builder.mul(group, _I64(kind.group)), _I64(_SCALE_GROUP))
+        in_row = builder.udiv(builder.mul(group, _I64(kind.group)), _I64(SCALE_GROUP))
         for row, total in enumerate(totals):
             own = _moved(builder, numbers, builder.mul(width, _I64(row)), 1)
             own = _moved(builder, own, group, kind.group)
-            products: ir.Value = ir.Constant(_INTS, [0] * OUTPUTS)
+            products: ir.Value = ir.Constant(INTS, [0] * OUTPUTS)
             for number, quad in enumerate(quads):
-                four = _load(builder, _moved(builder, own, _I64(number), _QUAD), _I32, 4)
-                products = dot(builder, products, quad, _splat(builder, _INTS, four), kind.bits)
+                four = _load(builder, _moved(builder, own, _I64(number), QUAD), I32, 4)
+                products = dot(builder, products, quad, _splat(builder, INTS, four), kind.bits)
             place = builder.add(builder.mul(row_scales, _I64(row)), in_row)
             factor = builder.fmul(scale, _spread_float(builder, scales, place))
             place = builder.add(builder.mul(groups, _I64(row)), group)
@@ -203,19 +202,19 @@ def _unpacked(
     builder: ir.IRBuilder, kind: Format, block: ir.Value
 ) -> tuple[list[ir.Value], ir.Value, ir.Value]:
     """The quads of a group, and each output's scale and least value."""
-    loaded = kind.group * kind.bits // 8 // _QUAD
+    loaded = kind.group * kind.bits // 8 // QUAD
     quads = [
-        _load(builder, _moved(builder, block, _I64(number), _BYTES.count), _BYTES, 1)
+        _load(builder, _moved(builder, block, _I64(number), BYTES.count), BYTES, 1)
         for number in range(loaded)
     ]
     if kind.bits == 4:
-        lower = ir.Constant(_BYTES, [15] * _BYTES.count)
-        words = ir.VectorType(_I16, _BYTES.count // 2)  # no processor shifts single bytes
+        lower = ir.Constant(BYTES, [15] * BYTES.count)
+        words = ir.VectorType(_I16, BYTES.count // 2)  # no processor shifts single bytes
         four = ir.Constant(words, [4] * words.count)
         upper = [builder.lshr(builder.bitcast(quad, words), four) for quad in quads]
-        quads += [builder.bitcast(quad, _BYTES) for quad in upper]
+        quads += [builder.bitcast(quad, BYTES) for quad in upper]
         quads = [builder.and_(quad, lower) for quad in quads]
-    after = _moved(builder, block, _I64(loaded), _BYTES.count)
+    after = _moved(builder, block, _I64(loaded), BYTES.count)
     scale = _floats(builder, kind, after)
     if kind.has_least:
         after = _moved(builder, after, _I64(OUTPUTS), 2 if kind.half else 4)
@@ -229,68 +228,8 @@ def _floats(builder: ir.IRBuilder, kind: Format, address: ir.Value) -> ir.Value:
     return _load(builder, address, _FLOATS, 1)
 
 
-def _dot_of_this_processor() -> Dot:
-    features = (config.CPU_FEATURES or get_host_cpu_features()).split(",")
-    if "+avx512vnni" in features:
-        return _vnni_dot
-    return _avx2_dot if "+avx2" in features else _plain_dot
-
-
-def _vnni_dot(
-    builder: ir.IRBuilder, totals: ir.Value, weights: ir.Value, inputs: ir.Value, _bits: int
-) -> ir.Value:
-    words = builder.bitcast(weights, _INTS)
-    return _call(builder, "llvm.x86.avx512.vpdpbusd.512", _INTS, [totals, words, inputs])
-
-
-def _avx2_dot(
-    builder: ir.IRBuilder, totals: ir.Value, weights: ir.Value, inputs: ir.Value, bits: int
-) -> ir.Value:
-    """Sums of two products have 16 bits, which two 8-bit weights would exceed: these are multiplied
-    in two parts of 4 bits."""
-    inputs = builder.bitcast(inputs, _BYTES)
-    halves = []
-    for half in range(2):
-        numbers, own = _half(builder, inputs, half), _half(builder, weights, half)
-        if bits == 4:
-            halves.append(_quad_sums(builder, own, numbers))
-            continue
-        lower = builder.and_(own, ir.Constant(own.type, [15] * own.type.count))
-        upper = builder.lshr(own, ir.Constant(own.type, [4] * own.type.count))
-        sums = _quad_sums(builder, upper, numbers)
-        sums = builder.shl(sums, ir.Constant(sums.type, [4] * sums.type.count))
-        halves.append(builder.add(sums, _quad_sums(builder, lower, numbers)))
-    order = ir.Constant(_INTS, list(range(OUTPUTS)))
-    return builder.add(totals, builder.shuffle_vector(*halves, order))
-
-
-def _quad_sums(builder: ir.IRBuilder, weights: ir.Value, numbers: ir.Value) -> ir.Value:
-    pairs, quads = ir.VectorType(_I16, 16), ir.VectorType(_I32, 8)
-    of_two = _call(builder, "llvm.x86.avx2.pmadd.ub.sw", pairs, [weights, numbers])
-    ones = ir.Constant(pairs, [1] * pairs.count)
-    return _call(builder, "llvm.x86.avx2.pmadd.wd", quads, [of_two, ones])
-
-
-def _plain_dot(
-    builder: ir.IRBuilder, totals: ir.Value, weights: ir.Value, inputs: ir.Value, _bits: int
-) -> ir.Value:
-    """For other processors, without their own instructions."""
-    wide = ir.VectorType(_I32, _BYTES.count)
-    numbers = builder.sext(builder.bitcast(inputs, _BYTES), wide)
-    products = builder.mul(builder.zext(weights, wide), numbers)
-    for place in range(_QUAD):
-        order = ir.Constant(_INTS, list(range(place, _BYTES.count, _QUAD)))
-        totals = builder.add(totals, builder.shuffle_vector(products, products, order))
-    return totals
-
-
-def _call(builder: ir.IRBuilder, name: str, result: ir.Type, arguments: Values) -> ir.Value:
-    kind = ir.FunctionType(result, [argument.type for argument in arguments])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
-
-
 def _fma(builder: ir.IRBuilder, first: ir.Value, second: ir.Value, total: ir.Value) -> ir.Value:
-    return _call(builder, "llvm.fma.v16f32", _FLOATS, [first, second, total])
+    return call(builder, "llvm.fma.v16f32", _FLOATS, [first, second, total])
 
 
 def _moved(builder: ir.IRBuilder, address: ir.Value, count: ir.Value, size: int) -> ir.Value:
@@ -302,13 +241,7 @@ def _load(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, align: int) -
     return builder.load(builder.inttoptr(address, kind.as_pointer()), align=align)
 
 
-def _half(builder: ir.IRBuilder, vector: ir.Value, half: int) -> ir.Value:
-    count = vector.type.count // 2
-    order = [half * count + lane for lane in range(count)]
-    return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(_I32, count), order))
-
-
 def _splat(builder: ir.IRBuilder, kind: ir.VectorType, number: ir.Value) -> ir.Value:
-    first = builder.insert_element(kind(ir.Undefined), number, _I32(0))
-    zeros = ir.Constant(ir.VectorType(_I32, kind.count), [0] * kind.count)
+    first = builder.insert_element(kind(ir.Undefined), number, I32(0))
+    zeros = ir.Constant(ir.VectorType(I32, kind.count), [0] * kind.count)
     return builder.shuffle_vector(first, first, zeros)

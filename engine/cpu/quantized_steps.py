@@ -14,24 +14,19 @@ from engine.attention.vectors import LANES, load, store
 from engine.attention.walk import Numbers, WalkArrays, walk_parallel
 from engine.cpu.fast_math import fast_exp
 from engine.cpu.norm_kernels import rms_norm, rotate
-from engine.cpu.quantized_kernel import call_product
+from engine.cpu.quantized_kernel import SCALE_GROUP, call_product
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
-SCALE_GROUP = 32
-"""Inputs of a row that share a scale."""
 _MOST = np.float32(127.0)
 _SERIAL_ROWS = 4
 """Up to this number of rows, waking the other threads takes longer than the rows' own steps."""
-_NO_WINDOW = np.iinfo(np.int64).max
+_NORM, _MIXED, _GATE = range(3)
 
-ADDRESS, WEIGHTS, TILES, GROUPS, FIRST_OUTPUT, FINE = range(6)
-"""A linear layer's fields: the product for its format, its tiles, how many, the groups of a row,
-where its outputs begin, and whether its groups are of 16 inputs."""
 FIELDS = 6
-PROJECTIONS, OUTPUT, GATE_UP, DOWN = slice(0, 3), slice(3, 4), slice(4, 6), slice(6, 7)
-"""A layer's linear layers."""
+"""Of a linear layer: the address of the product for its format, of its tiles, how many, the groups
+of a row, where its outputs begin, and whether its groups are of 16 inputs."""
 
 
 class Weights(NamedTuple):
@@ -86,7 +81,7 @@ def attention_inputs(
     threads: int, layer: int, weights: Weights, rows: Rows, keys: Numbers, values: Numbers
 ) -> None:
     """From hidden states to rotated queries in `rows.query`, and keys and values in the pool."""
-    _norm_rows(threads, rows, weights.norms[layer, 0], weights.epsilon)
+    _prepare_rows(threads, _NORM, rows, weights.norms[layer, 0], weights.epsilon)
     _products(threads, weights.linears[layer, 0:3], rows, rows.projected)
     _rotate_rows(threads, layer, weights, rows, keys, values)
 
@@ -94,11 +89,12 @@ def attention_inputs(
 @njit(cache=True, nogil=True)
 def rest_of_layer(threads: int, layer: int, weights: Weights, rows: Rows) -> None:
     """From attention's result in `rows.mixed` to what the next norm adds."""
-    _quantize_rows(threads, rows, rows.mixed)
+    norm, epsilon = weights.norms[layer, 1], weights.epsilon
+    _prepare_rows(threads, _MIXED, rows, norm, epsilon)
     _products(threads, weights.linears[layer, 3:4], rows, rows.added)
-    _norm_rows(threads, rows, weights.norms[layer, 1], weights.epsilon)
+    _prepare_rows(threads, _NORM, rows, norm, epsilon)
     _products(threads, weights.linears[layer, 4:6], rows, rows.gated)
-    _gate_rows(threads, rows)
+    _prepare_rows(threads, _GATE, rows, norm, epsilon)
     _products(threads, weights.linears[layer, 6:7], rows, rows.added)
 
 
@@ -128,7 +124,7 @@ def whole_layers(
 @njit(cache=True, nogil=True)
 def output_logits(threads: int, weights: Weights, rows: Rows, logits: Floats) -> None:
     """Of all of the rows."""
-    _norm_rows(threads, rows, weights.last_norm, weights.epsilon)
+    _prepare_rows(threads, _NORM, rows, weights.last_norm, weights.epsilon)
     _products(threads, weights.head, rows, logits)
 
 
@@ -149,49 +145,34 @@ def _products(threads: int, linears: Ints, rows: Rows, out: Floats) -> None:
 
 
 @njit(cache=True, nogil=True, parallel={"fusion": False})
-def _norm_rows(threads: int, rows: Rows, weight: Floats, epsilon: float) -> None:
+def _prepare_rows(threads: int, step: int, rows: Rows, norm: Floats, epsilon: float) -> None:
+    """The inputs of the next product, from what the step names."""
     count = len(rows.hidden)
     if count <= _SERIAL_ROWS:
-        _norm_part(0, count, rows, weight, epsilon)
+        _prepare_part(0, count, step, rows, norm, epsilon)
     else:
         for thread in prange(threads):
             start, end = thread * count // threads, (thread + 1) * count // threads
-            _norm_part(start, end, rows, weight, epsilon)
+            _prepare_part(start, end, step, rows, norm, epsilon)
 
 
 @njit(cache=True, nogil=True)
-def _norm_part(start: int, end: int, rows: Rows, weight: Floats, epsilon: float) -> None:
-    hidden, normed = rows.hidden[start:end], rows.normed[start:end]
-    for row in range(len(hidden)):
-        for e in range(hidden.shape[1]):
-            hidden[row, e] += rows.added[start + row, e]
-    rms_norm(hidden.view(np.int32), weight, epsilon, normed.view(np.int32))
+def _prepare_part(
+    start: int, end: int, step: int, rows: Rows, norm: Floats, epsilon: float
+) -> None:
+    if step == _NORM:
+        hidden, normed = rows.hidden[start:end], rows.normed[start:end]
+        for row in range(len(hidden)):
+            for e in range(hidden.shape[1]):
+                hidden[row, e] += rows.added[start + row, e]
+        rms_norm(hidden.view(np.int32), norm, epsilon, normed.view(np.int32))
     for row in range(start, end):
-        _quantize(rows, row, rows.normed[row])
-
-
-@njit(cache=True, nogil=True, parallel={"fusion": False})
-def _quantize_rows(threads: int, rows: Rows, inputs: Floats) -> None:
-    count = len(inputs)
-    if count <= _SERIAL_ROWS:
-        for row in range(count):
-            _quantize(rows, row, inputs[row])
-    else:
-        for thread in prange(threads):
-            for row in range(thread * count // threads, (thread + 1) * count // threads):
-                _quantize(rows, row, inputs[row])
-
-
-@njit(cache=True, nogil=True, parallel={"fusion": False})
-def _gate_rows(threads: int, rows: Rows) -> None:
-    count = len(rows.gated)
-    if count <= _SERIAL_ROWS:
-        for row in range(count):
+        if step == _NORM:
+            _quantize(rows, row, rows.normed[row])
+        elif step == _GATE:
             _gate(rows, row)
-    else:
-        for thread in prange(threads):
-            for row in range(thread * count // threads, (thread + 1) * count // threads):
-                _gate(rows, row)
+        else:
+            _quantize(rows, row, rows.mixed[row])
 
 
 @njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")

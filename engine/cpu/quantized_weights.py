@@ -11,10 +11,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.cpu.quantized_kernel import OUTPUTS, Format
+from engine.cpu.dot_products import OUTPUTS
+from engine.cpu.quantized_kernel import SCALE_GROUP, Format
 
-GROUP = 32
-"""Inputs that share a scale, if weights are quantized here."""
 Bits = Literal[4, 8]
 
 Bytes = NDArray[np.uint8]
@@ -76,7 +75,7 @@ def _whole_tiles(rows: NDArray[Any]) -> NDArray[Any]:
 def quantized(weight: Floats, bits: Bits) -> QuantizedLinear:
     """Rounds to the nearest of 16 numbers between a group's least and greatest weight, or of 255
     around zero."""
-    grouped = weight.reshape(len(weight), -1, GROUP)
+    grouped = weight.reshape(len(weight), -1, SCALE_GROUP)
     if bits == 8:
         scales = (np.abs(grouped).max(-1) / 127).astype(np.float16).astype(np.float32)
         least = None

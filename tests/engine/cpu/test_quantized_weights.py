@@ -5,9 +5,9 @@ import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from numpy.typing import NDArray
 
+from engine.cpu.quantized_kernel import SCALE_GROUP
 from engine.cpu.quantized_weights import (
     GGUF_TYPES,
-    GROUP,
     Bits,
     dequantized,
     from_gguf,
@@ -44,9 +44,9 @@ def test_weights_have_the_files_values(kind: str) -> None:
 def test_floats_are_rounded_by_at_most_half_a_step(bits: Bits) -> None:
     rng = np.random.default_rng(0)
     weight = rng.normal(0, 0.05, (48, 96)).astype(np.float32)
-    weight[3, :GROUP] = 0
-    weight[4, :GROUP] = 0.25
-    groups = weight.reshape(48, -1, GROUP)
+    weight[3, :SCALE_GROUP] = 0
+    weight[4, :SCALE_GROUP] = 0.25
+    groups = weight.reshape(48, -1, SCALE_GROUP)
     spread = 2 * np.abs(groups).max(-1) if bits == 8 else groups.max(-1) - groups.min(-1)
     steps = spread / {8: 254, 4: 15}[bits]
     rounded = dequantized(quantized(weight, bits)).reshape(groups.shape)
