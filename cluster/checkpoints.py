@@ -4,6 +4,7 @@ tokenizer) without loading the model."""
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,16 @@ def _shapes(path: Path) -> dict[str, list[int]]:
         except SafetensorError as error:
             raise ValueError(f"{file} cannot be read ({error}); {FETCH_AGAIN}") from error
     return shapes
+
+
+def quantized_matrices(file: Path) -> list[tuple[str, int]]:
+    """The types and bytes of the matrices of a converted GGUF file."""
+    try:
+        with safe_open(file, framework="numpy") as blocks:
+            shapes = {name: blocks.get_slice(name).get_shape() for name in blocks.keys()}  # noqa: SIM118
+            return [(blocks.metadata()[name], prod(shape)) for name, shape in shapes.items()]
+    except SafetensorError as error:
+        raise ValueError(f"{file} cannot be read ({error}); {FETCH_AGAIN}") from error
 
 
 def _with_ending(names: Iterable[str], ending: str) -> str | None:

@@ -4,7 +4,6 @@ config and the checkpoints' headers. Nothing is loaded."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cluster.checkpoint_files import QUANTIZED
 from cluster.checkpoints import (
     architecture,
     eagle3_shape,
@@ -13,7 +12,7 @@ from cluster.checkpoints import (
 from cluster.config import AppConfig, DrafterConfig, TargetConfig
 from cluster.config.drafter_kinds import drafter_kind
 from cluster.placement import OWN_CPUS, REPLICA, Placement
-from cluster.sources import parameters_of
+from cluster.sources import parameters_of, quantized_bytes
 
 RUNTIME_BYTES = 600_000_000
 """Memory of a process with Ray, torch and transformers before it loads a model (measured: 420 MB),
@@ -93,27 +92,29 @@ def _target_bytes(target: TargetConfig) -> tuple[int, int]:
     width, shape = _width(target), target.architecture()
     weights = target.inflate_to or parameters_of(target.model) or 0
     kv = target.kv_tokens * shape.kv_values() * _kv_width(target)
-    bits = _quantized_bits(target)
-    if bits is None:
+    tiles = _tile_bytes(target, weights)
+    if tiles is None:
         return weights * width, kv
-    embeddings = shape.vocab_size * shape.hidden_size * _BYTES["float32"]
-    return int(weights * bits / 8) + embeddings, kv
+    if target.own_quantize != "auto":  # loaded as floats first
+        return weights * _BYTES["float32"] + tiles, kv
+    return tiles + shape.vocab_size * shape.hidden_size * _BYTES["float32"], kv
 
 
 def _kv_width(target: TargetConfig) -> int:
     """Bytes per value: keys and values beside quantized weights are float16."""
-    halved = _quantized_bits(target) is not None and target.attention == "packed"
+    halved = _tile_bytes(target, 0) is not None and target.attention == "packed"
     return 2 if halved else _width(target)
 
 
-def _quantized_bits(target: TargetConfig) -> float | None:
-    """Bits of a weight, its part of scales included; None: weights are floats."""
-    if target.own_quantize in _QUANTIZED_BITS:
-        return _QUANTIZED_BITS[target.own_quantize]
-    file, parameters = target.header_path() / QUANTIZED, parameters_of(target.model)
-    if target.own_quantize == "none" or not parameters or not file.is_file():
-        return None
-    return 8 * file.stat().st_size / parameters
+def _tile_bytes(target: TargetConfig, weights: int) -> int | None:
+    """Of quantized weights; None: they are floats."""
+    match target.own_quantize:
+        case "none":
+            return None
+        case "auto":
+            return quantized_bytes(target.model)
+        case bits:
+            return int(weights * _QUANTIZED_BITS[bits] / 8)
 
 
 def _swap_bytes(target: TargetConfig) -> int:

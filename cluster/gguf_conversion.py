@@ -78,6 +78,16 @@ def parameters_in(file: Path) -> int:
         return sum(int(tensor.n_elements) for tensor in open_gguf(file).tensors)
 
 
+def matrices_in(file: Path) -> list[tuple[str, int]]:
+    """The types and bytes of the matrices."""
+    with naming(file):
+        return [
+            (tensor.tensor_type.name, int(tensor.n_bytes))
+            for tensor in open_gguf(file).tensors
+            if len(tensor.shape) == 2
+        ]
+
+
 def write_headers(file: Path, destination: Path) -> None:
     """Writes config.json and tokenizer into the directory, which is created."""
     with naming(file):

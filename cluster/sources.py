@@ -11,7 +11,13 @@ from cluster import hub
 from cluster.built_in_models import HEADS, MODELS, SMOLLM2, has_smollm2, model_path, smollm2_path
 from cluster.cache import cache_dir, digest
 from cluster.checkpoint_files import QUANTIZED, WEIGHTS, pickled_files
-from cluster.checkpoints import FETCH_AGAIN, architecture, is_head, parameters
+from cluster.checkpoints import (
+    FETCH_AGAIN,
+    architecture,
+    is_head,
+    parameters,
+    quantized_matrices,
+)
 
 ZOO = "zoo/"
 GGUF = ".gguf"
@@ -82,6 +88,31 @@ def parameters_of(model: str) -> int | None:
     if known is None and is_on_hub(model):
         return hub.parameters_on_the_hub(model)
     return known
+
+
+_TILE_BYTES = {
+    "Q4_0": 20 / 18, "Q4_1": 1.0, "Q5_0": 36 / 22, "Q5_1": 36 / 24, "Q8_0": 1.0,
+    "Q4_K": 192 / 144, "Q5_K": 320 / 176, "Q6_K": 384 / 210,
+}  # fmt: skip
+"""Memory that quantized weights take, for each byte in a GGUF file, by their types: those that
+engine/cpu/quantized_weights.py reads."""
+
+
+def quantized_bytes(model: str) -> int | None:
+    """Memory of a GGUF file's quantized weights when they are served as they are; None if the model
+    is served as floats."""
+    blocks = header_folder(model) / QUANTIZED
+    if blocks.is_file():
+        stored = quantized_matrices(blocks)
+    elif _is_gguf(model):
+        from cluster.gguf_conversion import matrices_in
+
+        stored = matrices_in(Path(model))
+    else:
+        return None
+    if any(kind not in _TILE_BYTES for kind, _ in stored):
+        return None
+    return int(sum(size * _TILE_BYTES[kind] for kind, size in stored))
 
 
 def name_of(model: str) -> str:

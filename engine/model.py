@@ -1,8 +1,9 @@
 """One packed forward: the new tokens of many requests through a stock Hugging Face causal LM.
 
 Linear layers process one flat list of rows without padding; in attention, each request's rows see
-only that request's own KV. The layers remain the model's own modules. On a CPU the linear layers
-are prepacked, and forwards are padded to a few row counts (engine/cpu/row_counts.py).
+only that request's own KV. On a CPU, quantized weights are computed in compiled loops
+(engine/cpu/quantized_forward.py); floats by the model's own modules, whose linear layers are
+prepacked, in forwards that are padded to a few row counts (engine/cpu/row_counts.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -104,7 +105,8 @@ class PackedModel:
         # Read for uncommitted rows only: a committed row's position is its index.
         self._slot_positions = np.zeros(self.kv.capacity, np.int64)
         stock = self._stock_probe()
-        self.is_quantized = quantized is not None
+        self.weights = _named(quantized or {})
+        """How they are quantized; empty: floats."""
         self._compute: Forward
         self._graphs: StepGraphs | None = None
         if quantized is not None:
@@ -253,7 +255,7 @@ class PackedModel:
         packed = self.forward(segments)
         for segment in segments:
             self.kv.release(segment.request)
-        check_logits(self.hf_model, packed, stock, "packed", rounded=self.is_quantized)
+        check_logits(self.hf_model, packed, stock, "packed", rounded=bool(self.weights))
 
 
 def _float_forward(model: PreTrainedModel) -> FloatForward:
@@ -272,6 +274,15 @@ def _quantized(model: PreTrainedModel, linears: Mapping[str, QuantizedLinear]) -
         if linear.weight is not embeddings:
             linear.weight = nn.Parameter(linear.weight.new_empty(0), requires_grad=False)
     return compute
+
+
+def _named(linears: Mapping[str, QuantizedLinear]) -> str:
+    """For profiles: what affects the speed of quantized layers."""
+    kinds = sorted({linear.kind for linear in linears.values()})
+    return ", ".join(
+        f"{kind.bits} bits in groups of {kind.group}{'' if kind.half else ' with long scales'}"
+        for kind in kinds
+    )
 
 
 def stock_forward(

@@ -80,8 +80,8 @@ def _load_native(spec: TargetSpec) -> LoadedTarget:
 
     def measure(cache_dir: Path, seconds: float) -> TargetCosts:
         setup = "native" if model.layout == "packed" else f"native, {model.layout}"
-        if model.is_quantized:
-            setup += f", weights {spec.quantize}"
+        if model.weights:
+            setup += f", {model.weights}"
         measured = profile(model, setup, cache_dir, Grid(seconds=seconds))
         recompute = recompute_cost(measured.roofline, _PREFILL_CHUNK)
         return TargetCosts(measured.roofline, measured.token_budget, recompute)

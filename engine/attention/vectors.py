@@ -67,14 +67,6 @@ def spread(_typing: object, _number: types.Type) -> Lowering:
 
 
 @intrinsic
-def add(_typing: object, _first: types.Type, _second: types.Type) -> Lowering:
-    def build(_c: object, builder: ir.IRBuilder, _s: object, arguments: Arguments) -> ir.Value:
-        return builder.fadd(*arguments)
-
-    return _VECTOR(_VECTOR, _VECTOR), build
-
-
-@intrinsic
 def fma(_typing: object, _first: types.Type, _second: types.Type, _term: types.Type) -> Lowering:
     """first · second + term, rounded once where the processor has a fused operation."""
 
@@ -106,7 +98,7 @@ def largest(_typing: object, _vector: types.Type) -> Lowering:
 def exact_sum(_typing: object, array: types.Array, _i: types.Type, _j: types.Type) -> Lowering:
     """The sum of array[i, j], of whole vectors of fp32 numbers from 0 to 1, each rounded to a
     multiple of 2^-36. In float64 such sums are exact up to 2^16, so that zeros in between and the
-    order change no bit."""
+    order change no bit. Not for functions with fastmath."""
 
     def build(
         context: BaseContext, builder: ir.IRBuilder, _s: object, arguments: Arguments
@@ -301,6 +293,11 @@ def _as_floats(builder: ir.IRBuilder, array: types.Array, stored: ir.Value) -> i
 
 def _as_stored(builder: ir.IRBuilder, array: types.Array, numbers: ir.Value) -> ir.Value:
     if array.dtype == types.uint16:
+        # The largest float16 stands for all above it: an infinite key would be no number times 0.
+        most = [_all(_FLOATS, 65504.0), _all(_FLOATS, -65504.0)]
+        for bound, above in zip(most, "<>", strict=True):
+            beyond = builder.fcmp_ordered(above, bound, numbers)
+            numbers = builder.select(beyond, bound, numbers)
         return builder.bitcast(builder.fptrunc(numbers, _HALVES), _SHORTS)
     return _rounded(builder, numbers) if array.dtype == types.int16 else numbers
 

@@ -295,6 +295,12 @@ def _mask(arrays: WalkArrays, block: int, group: int, window: int, scores: Float
                 scores[:, row * group : (row + 1) * group, j] = MASKED
 
 
+@njit(cache=True, nogil=True)
+def exact_total(weights: Floats, h: int, line: int, of_sink: float) -> float:
+    """Without fastmath, which would drop the rounding that makes the sum exact."""
+    return exact_sum(weights, h, line) + of_sink
+
+
 @njit(fastmath=True, cache=True, nogil=True)
 def _softmax(scores: Floats, h: int, line: int, sink: float) -> None:
     """Turns scores[h, line] into weights, with the sink in the denominator."""
@@ -306,8 +312,7 @@ def _softmax(scores: Floats, h: int, line: int, sink: float) -> None:
     for j in range(len(weights)):
         below = weights[j] - most
         weights[j] = fast_exp(below) if below > NEGLIGIBLE else np.float32(0.0)
-    of_sink = np.float64(fast_exp(np.float32(sink) - most))
-    total = np.float32(exact_sum(scores, h, line) + of_sink)
+    total = np.float32(exact_total(scores, h, line, fast_exp(np.float32(sink) - most)))
     for j in range(len(weights)):
         weights[j] /= total
 

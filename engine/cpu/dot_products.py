@@ -16,8 +16,8 @@ BYTES, INTS = ir.VectorType(ir.IntType(8), OUTPUTS * QUAD), ir.VectorType(I32, O
 
 Values = Sequence[ir.Value]
 Dot = Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value, int], ir.Value]
-"""(builder, totals [16], weights [64 bytes], the four inputs' numbers in each of 16 words, a weight's
-bits) → totals"""
+"""(builder, totals [16], weights [64 bytes], the inputs' numbers in each of 16 words, bits of a
+weight) → totals"""
 
 
 def dot_of_this_processor() -> Dot:

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine.attention.context import Scoring
-from engine.attention.packed import stored
+from engine.attention.packed import NO_SINKS, NO_WINDOW, stored
 from engine.attention.pool import PoolAttention
 from engine.cpu.decoder_loop import FAMILIES, head_norms
 from engine.cpu.dot_products import OUTPUTS
@@ -40,8 +40,6 @@ LINEARS = (
 )  # fmt: skip
 """Of a layer, in the order of Weights.linears."""
 HEAD = "lm_head"
-_NO_WINDOW = np.iinfo(np.int64).max
-_NO_SINKS = np.empty(0, np.float32)
 
 
 def linear_names(layers: int) -> list[str]:
@@ -124,7 +122,7 @@ class QuantizedForward:
             norms[0].epsilon,
             _biases(model),
             np.array(
-                [_NO_WINDOW if one.window is None else one.window for one in self._scorings],
+                [NO_WINDOW if one.window is None else one.window for one in self._scorings],
                 np.int64,
             ),
             self._scorings[0].scale,
@@ -154,7 +152,7 @@ class QuantizedForward:
         for end in [*taken, shape.layers]:
             if arrays is not None:
                 pool = stored(attend.kv.pool)
-                whole_layers(threads, first, end, weights, rows, arrays, pool, _NO_SINKS)
+                whole_layers(threads, first, end, weights, rows, arrays, pool, NO_SINKS)
             else:
                 for layer in range(first, end):
                     self._layer(threads, layer, rows, attend)
@@ -168,7 +166,7 @@ class QuantizedForward:
         return torch.from_numpy(logits)[:, : shape.vocabulary]
 
     def _layer(self, threads: int, layer: int, rows: Rows, attend: PoolAttention) -> None:
-        """A layer in which requests have too many rows to walk over the pool."""
+        """A layer in another layout of attention."""
         keys, values = attend.kv.k[layer], attend.kv.v[layer]
         attention_inputs(threads, layer, self._weights, rows, stored(keys), stored(values))
         query = torch.from_numpy(rows.query)

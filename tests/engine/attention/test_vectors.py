@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from engine.attention.vectors import (
     LANES,
-    add,
     fma,
     largest,
     load,
@@ -42,7 +41,7 @@ def sums_and_largest(rows, sums):  # type: ignore[no-untyped-def]
         load(rows, 0, 2, 0),
         load(rows, 0, 3, 0),
     )
-    store_sums(sums, 0, 0, 0, add(v0, zeros()), v1, v2, v3)
+    store_sums(sums, 0, 0, 0, v0, v1, v2, v3)
     return largest(maximum(v0, v1))
 
 

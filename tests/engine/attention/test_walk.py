@@ -9,6 +9,8 @@ from torch import Tensor
 
 from engine.attention.context import AttentionBatch, Scoring
 from engine.attention.packed import PackedPlan
+from engine.attention.vectors import LANES
+from engine.attention.walk import exact_total
 from tests.engine.attention.batches import random_batch, random_tensors, reference
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -97,3 +99,16 @@ def test_hidden_rows_have_a_weight_of_exactly_zero() -> None:
         hidden += int(unseen.sum())
     assert hidden > 0
     assert torch.equal(PackedPlan(batch).attend(query, keys, values, SCORING), before)
+
+
+def test_a_softmaxs_total_does_not_depend_on_where_its_slots_are() -> None:
+    """Nor on masked slots in between: so a node of a draft tree has its path's own sums."""
+    rng = np.random.default_rng(5)
+    slots, width = 300, 20 * LANES
+    weights = np.exp(-rng.exponential(4, slots)).astype(np.float32)
+    totals = set()
+    for _ in range(20):
+        row = np.zeros((1, 1, width), np.float32)
+        row[0, 0, rng.permutation(width)[:slots]] = weights
+        totals.add(exact_total(row, 0, 0, np.float32(0.5)))
+    assert totals == {np.rint(weights.astype(np.float64) * 2**36).sum() / 2**36 + 0.5}
