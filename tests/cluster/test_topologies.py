@@ -19,6 +19,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from cluster.built_in_models import smollm2_path
 from cluster.check import read, table
+from cluster.checkpoint_files import QUANTIZED
 from cluster.config import AppConfig
 from cluster.fitting import Node, missing, parse_node
 from cluster.footprint import footprints
@@ -93,7 +94,7 @@ def test_make_and_a_config_look_for_the_model_in_one_place(
     monkeypatch.setenv("SPINDLE_CACHE", str(tmp_path))
     command = ["make", "--print-data-base", "--dry-run", "clean"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert f"\nMODEL := {smollm2_path()}/config.json\n" in printed
+    assert f"\nMODEL := {smollm2_path() / QUANTIZED}\n" in printed
 
 
 def test_make_serve_refuses_another_target() -> None:
