@@ -13,10 +13,11 @@ class DrafterKind:
     """What it proposes; docs/config.md prints it after the kind's name."""
     made_by: str
     """What makes one, as `module:name`, imported only where the drafter runs. It is called as
-    `make_lookup` or `load_drafter` in actors/hosts/loading.py call it."""
+    `make_lookup` (actors/hosts/direct.py) or `load_drafter` (actors/hosts/loading.py) calls it."""
     lookup: bool
-    """Drafts in far less than a millisecond without a model, so that it runs in the coordinator's
-    event loop, for every request besides the selected lane, at a cost that counts as nothing."""
+    """Drafts without a model in far less than a millisecond, but for the first order of a long
+    prompt. So it runs in the coordinator's event loop, for every request besides the selected lane,
+    at a cost that counts as nothing."""
     options: tuple[str, ...] = ()
     """Fields of DrafterConfig that other kinds refuse; keyword arguments of what makes one."""
     reads_features: bool = False
