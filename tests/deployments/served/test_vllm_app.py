@@ -106,7 +106,7 @@ def test_eight_streams_at_once_are_the_oracles_and_drafts_are_accepted() -> None
     assert len(statistics) == len(received)
     assert sum(one["accepted"] for one in statistics) > len(received)
     assert sum(one["rounds"] for one in statistics) < sum(len(one.token_ids) for one in received)
-    assert all("tiny" in one["rounds_by_lane"] for one in statistics)
+    assert any("tiny" in one["rounds_by_lane"] for one in statistics)
     eventually(is_idle, "nothing runs")
 
 
