@@ -16,7 +16,7 @@ ALIKE: Mapping[str, Any] = {
     ],
     "api_keys": {**KEYS, "tenant": "env:KEY_OF_TENANT"},
     "grpc": {"port": GRPC_PORT},
-    # The planner drafts by the time that forwards take; so what an attack counts would depend on it.
+    # The planner drafts by the time that forwards take, on which an attack's counts would depend.
     "policies": {"speculation": {"name": "fixed"}},
     "limits": {
         "max_batch": 8,
