@@ -4,7 +4,7 @@ whether the text side is whole, whether weights are quantized, and which tokens 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
@@ -70,6 +70,8 @@ SCHEMAS: dict[str, type[BaseModel]] = {
 INDEX = "model.safetensors.index.json"
 """Names the files of a checkpoint whose weights are in several."""
 WEIGHTS = "model.safetensors"
+Quantize = Literal["auto", "none", "int8", "int4"]
+"""How a target's weights are quantized (cluster/config/models.py)."""
 QUANTIZED = "quantized.blocks"
 """The matrices of a converted GGUF file as they are in it; in the format of safetensors, but not by
 its name, as other readers take all such files of a folder for weights."""

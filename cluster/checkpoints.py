@@ -189,8 +189,10 @@ def quantized_matrices(file: Path) -> list[tuple[str, int]]:
     """The types and bytes of the matrices of a converted GGUF file."""
     try:
         with safe_open(file, framework="numpy") as blocks:
-            shapes = {name: blocks.get_slice(name).get_shape() for name in blocks.keys()}  # noqa: SIM118
-            return [(blocks.metadata()[name], prod(shape)) for name, shape in shapes.items()]
+            kinds = blocks.metadata()
+            return [
+                (kind, prod(blocks.get_slice(name).get_shape())) for name, kind in kinds.items()
+            ]
     except SafetensorError as error:
         raise ValueError(f"{file} cannot be read ({error}); {FETCH_AGAIN}") from error
 

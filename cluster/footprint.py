@@ -107,7 +107,7 @@ def _kv_width(target: TargetConfig) -> int:
 
 
 def _tile_bytes(target: TargetConfig, weights: int) -> int | None:
-    """Of quantized weights; None: they are floats."""
+    """What quantized weights take; None: they are floats."""
     match target.own_quantize:
         case "none":
             return None

@@ -107,7 +107,7 @@ class Committed(TypedDict):
     """For all prompt tokens except the first, sent with the first output token if requested."""
     finish: Finish | None
     statistics: Statistics
-    """Of the attempt so far. Sent with every commit, because the ingress may end the stream at any
+    """The attempt's so far. Sent with every commit, because the ingress may end the stream at any
     of them (stop strings)."""
     trace: RoundTrace | None
     """If requested."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from cluster.checkpoint_files import stop_token_ids
+from cluster.checkpoint_files import Quantize, stop_token_ids
 from engine.attention.context import AttentionBatch
 from engine.attention.hook import Handler, attention_handled_by
 from engine.attention.layouts import LAYOUTS, LayoutName
@@ -27,7 +27,7 @@ from engine.checkpoint import load_config, load_whole
 from engine.cpu.decoder_loop import FloatForward, fused_forward
 from engine.cpu.prepack import prepack
 from engine.cpu.quantized_forward import QuantizedForward
-from engine.cpu.quantized_loading import Quantize, quantized_linears
+from engine.cpu.quantized_loading import quantized_linears
 from engine.cpu.quantized_weights import QuantizedLinear
 from engine.cpu.row_counts import has_slow_row_counts, with_few_row_counts
 from engine.cpu.threads import use_free_processors

@@ -6,6 +6,7 @@ pool is counted twice.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
 from typing import Protocol, runtime_checkable
 
 Statistics = Mapping[str, Sequence[float]]
@@ -32,6 +33,15 @@ class PooledSelection(Pooled, Protocol):
 
     pool_name: str
     """Replicas share them under this name, which stays when code is renamed."""
+
+
+def is_finite(statistics: ByLearner) -> bool:
+    return all(
+        isfinite(number)
+        for of_learner in statistics.values()
+        for vector in of_learner.values()
+        for number in vector
+    )
 
 
 def summed(parts: Iterable[ByLearner]) -> dict[str, dict[str, list[float]]]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from cluster.checkpoint_files import Quantize
 from cluster.config.drafter_kinds import drafter_kind
 
 if TYPE_CHECKING:  # takes a second to import, which a replica whose models are actors need not wait
@@ -13,7 +14,6 @@ if TYPE_CHECKING:  # takes a second to import, which a replica whose models are 
 Backend = Literal["native", "vllm"]
 Attention = Literal["packed", "decomposed", "padded"]
 """LayoutName of engine/attention/layouts.py, which imports torch."""
-Quantize = Literal["auto", "none", "int8", "int4"]
 Where = Literal["actor", "inline"]
 """In a Ray actor of its own, or in the coordinator's process."""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from actors.hosts.facts import Facts
-from policies.pooling import ByLearner, summed
+from policies.pooling import ByLearner, is_finite, summed
 
 
 class Report(TypedDict):
@@ -30,7 +30,7 @@ it."""
 MOST_REPLICAS = 256
 """Departed ones included; the longest silent is dropped first."""
 MOST_MODELS = 256
-"""Of which facts are kept; the one reported first is dropped first."""
+"""The most models whose facts are kept; the one reported first is dropped first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,9 @@ class Router:
     async def exchange(self, report: Report) -> ByLearner:
         """The sum of the other replicas' statistics."""
         replica = report["replica"]
-        self._received.pop(replica, None)  # so that it comes last
-        self._received[replica] = _Received(_now(), report["statistics"])
+        if is_finite(report["statistics"]):  # else one replica's fault would reach all others
+            self._received.pop(replica, None)  # so that it comes last
+            self._received[replica] = _Received(_now(), report["statistics"])
         self._drop_departed()
         self._facts |= report["facts"]
         while len(self._facts) > MOST_MODELS:

@@ -37,7 +37,7 @@ from cluster.fetch import download_gguf
 THREADS = 2
 SLOTS = 16
 CONTEXT = 2048
-"""Of each slot."""
+"""Tokens that each slot has room for."""
 PLAIN = "plain"
 NGRAM = "ngram"
 WITHOUT_DRAFTS = {"speculation": "off", "cache_salt": "plain"}

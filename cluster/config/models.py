@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from cluster.architecture import Architecture
 from cluster.built_in_models import inflated_target
+from cluster.checkpoint_files import Quantize
 from cluster.checkpoints import architecture
 from cluster.config.backends import BACKENDS, able
 from cluster.config.drafter_kinds import DRAFTER_KINDS, OPTIONS, drafter_kind, with_option
@@ -52,7 +53,6 @@ Threads = AtLeastOne
 Placement = Literal["actor", "inline"]
 Dtype = Literal["auto", "bfloat16", "float32"]
 Attention = Literal["packed", "decomposed", "padded"]
-Quantize = Literal["auto", "none", "int8", "int4"]
 
 
 class TargetConfig(Section):

@@ -19,7 +19,7 @@ class CompileQueue:
         self._grammars = grammars
         self._turn = asyncio.Lock()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """Of each tenant, which waits for the turn of all with one grammar."""
+        """One for each tenant, which waits for the turn of all with one grammar."""
         self._waiting: dict[OutputGrammar, tuple[str, asyncio.Task[None]]] = {}
         """Those that wait or are compiled, with their tenants; also if the client has left."""
 

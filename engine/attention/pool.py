@@ -20,7 +20,7 @@ class PoolAttention:
     kv: KVCache
     plan: AttentionPlan
     slots: NDArray[np.int64]
-    """Of the new rows."""
+    """The slots of the new rows."""
     slot_index: Tensor
     """The same on the pool's device."""
 

@@ -38,7 +38,7 @@ LINEARS = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
     "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
 )  # fmt: skip
-"""Of a layer, in the order of Weights.linears."""
+"""A layer's linear layers, in the order of Weights.linears."""
 HEAD = "lm_head"
 
 

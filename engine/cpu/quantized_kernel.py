@@ -46,7 +46,7 @@ class Format(NamedTuple):
     """How the weights of a group are stored."""
 
     bits: int
-    """Of a number: 4 or 8."""
+    """The width of a number: 4 or 8."""
     group: int
     """Inputs that share a scale: 16 or 32."""
     half: bool
@@ -56,7 +56,7 @@ class Format(NamedTuple):
 
     @property
     def group_bytes(self) -> int:
-        """Of a group of a tile."""
+        """What a group of a tile takes."""
         floats = OUTPUTS * (2 if self.half else 4) * (2 if self.has_least else 1)
         return OUTPUTS * self.group * self.bits // 8 + floats
 

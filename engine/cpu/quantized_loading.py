@@ -2,14 +2,13 @@
 
 import logging
 from pathlib import Path
-from typing import Literal
 
 import torch
 from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedModel
 
-from cluster.checkpoint_files import QUANTIZED
+from cluster.checkpoint_files import QUANTIZED, Quantize
 from engine.cpu.quantized_forward import HEAD, can_run, linear_names
 from engine.cpu.quantized_weights import (
     GGUF_TYPES,
@@ -19,8 +18,6 @@ from engine.cpu.quantized_weights import (
     from_gguf,
     quantized,
 )
-
-Quantize = Literal["auto", "none", "int8", "int4"]
 
 _BITS: dict[Quantize, Bits] = {"int8": 8, "int4": 4}
 _LOG = logging.getLogger("spindle")

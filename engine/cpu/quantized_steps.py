@@ -25,8 +25,8 @@ _SERIAL_ROWS = 4
 _NORM, _MIXED, _GATE = range(3)
 
 FIELDS = 6
-"""Of a linear layer: the address of the product for its format, of its tiles, how many, the groups
-of a row, where its outputs begin, and whether its groups are of 16 inputs."""
+"""What describes a linear layer: the addresses of the product for its format and of its tiles, how
+many tiles, the groups of a row, where its outputs begin, whether its groups are of 16 inputs."""
 
 
 class Weights(NamedTuple):
@@ -73,7 +73,7 @@ class Rows(NamedTuple):
     """[rows, head_dim]"""
     sin: Floats
     slots: Ints
-    """Of the KV pool."""
+    """Where the rows' keys and values stand in the KV pool."""
 
 
 @njit(cache=True, nogil=True)
@@ -123,7 +123,7 @@ def whole_layers(
 
 @njit(cache=True, nogil=True)
 def output_logits(threads: int, weights: Weights, rows: Rows, logits: Floats) -> None:
-    """Of all of the rows."""
+    """The logits of all of the rows."""
     _prepare_rows(threads, _NORM, rows, weights.last_norm, weights.epsilon)
     _products(threads, weights.head, rows, logits)
 

@@ -101,7 +101,7 @@ def from_gguf(kind: str, blocks: Bytes) -> QuantizedLinear:
 
 
 def dequantized(linear: QuantizedLinear) -> Floats:
-    """[outputs, inputs]; for tests and for processors without these kernels."""
+    """The weights that the tiles stand for, [outputs, inputs]; to compare with."""
     kind, tiles = linear.kind, len(linear.tiles)
     number_bytes = OUTPUTS * kind.group * kind.bits // 8
     numbers = linear.tiles[..., :number_bytes]

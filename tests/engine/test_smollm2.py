@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.generation import generate
 from cluster.built_in_models import HEADS, model_path, smollm2_path
-from engine.cpu.quantized_loading import Quantize
+from cluster.checkpoint_files import Quantize
 from engine.drafters.eagle3 import load_eagle3
 from engine.drafters.lookup import SuffixDrafter
 from engine.model import PackedModel

@@ -188,10 +188,10 @@ class ResponsesRequest(SharedFields):
     def prepare(self) -> None:
         """Makes what takes long, in a thread. Raises ApiError."""
         try:
-            self.chat  # noqa: B018
+            _ = self.chat
         except (InvalidRequest, ValidationError) as error:
             raise renamed(ApiError.of(error)) from None
-        self.echoed  # noqa: B018
+        _ = self.echoed
 
     @cached_property
     def chat(self) -> ChatRequest:

@@ -161,6 +161,13 @@ def plain() -> list[list[int]]:
     return streams
 
 
+async def assert_kv_is_free(served: Served) -> None:
+    await asyncio.sleep(0.2)  # the last release is on its way
+    kv = await served.coordinator.kv_state()
+    assert kv.used == 0
+    assert kv.free + kv.cached == kv.total
+
+
 async def test_streams_equal_plain_decoding_and_leave_no_kv(
     served: Served, plain: list[list[int]]
 ) -> None:
@@ -170,10 +177,7 @@ async def test_streams_equal_plain_decoding_and_leave_no_kv(
     assert {"tiny/0", "tiny/1"} <= set(drafted)
     accepted = sum(o.accepted for e in served.seen(Verified) for o in e.outcomes)
     assert accepted > 20, "too few draft tokens were accepted for a test"
-    await asyncio.sleep(0.2)
-    kv = await served.coordinator.kv_state()
-    assert kv.used == 0
-    assert kv.free + kv.cached == kv.total
+    await assert_kv_is_free(served)
 
 
 async def test_a_killed_drafter_is_replaced_without_effect_on_streams(
@@ -292,10 +296,7 @@ async def test_a_killed_verifier_is_replaced_and_streams_continue(
     assert await reading.whole() == plain
     assert len(served.seen(VerifierDown)) == len(served.seen(VerifierUp)) == 1
     assert processes("test")["verifier"] != killed
-    await asyncio.sleep(0.2)
-    kv = await served.coordinator.kv_state()
-    assert kv.used == 0
-    assert kv.free + kv.cached == kv.total
+    await assert_kv_is_free(served)
 
 
 async def test_a_verifier_that_hangs_for_a_while_goes_on_and_what_would_replace_it_is_ended(

@@ -47,7 +47,7 @@ def test_auto_is_what_the_device_multiplies_fast(
 
 
 PROMPTS = [[5, 6, 7], list(range(40, 340)), [3], [11, 12] * 20]
-"""Of very different lengths, which decomposition cuts."""
+"""Their lengths differ much, so that decomposition cuts them."""
 PARAMS = [
     SamplingParams(temperature=float(seed % 2), max_tokens=30, seed=seed, ignore_eos=True)
     for seed in range(len(PROMPTS))

@@ -51,6 +51,13 @@ async def test_each_replica_is_answered_with_the_sum_of_the_others_last_reports(
     assert await router.exchange(report("b", 10.0)) == sum_of(102.0)
 
 
+async def test_a_report_with_a_number_that_is_not_finite_changes_nothing() -> None:
+    router = Router()
+    await router.exchange(report("a", 5.0))
+    await router.exchange(report("a", float("nan")))
+    assert await router.exchange(report("b", 0.0)) == sum_of(5.0)
+
+
 async def test_what_a_departed_replica_has_learned_is_kept_for_a_while() -> None:
     router = Router()
     await router.exchange(report("a", 8.0))

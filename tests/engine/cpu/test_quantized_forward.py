@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.cpu.quantized_loading import Quantize, quantized_linears
+from cluster.checkpoint_files import Quantize
+from engine.cpu.quantized_loading import quantized_linears
 from engine.hidden_states import HiddenStates
 from engine.model import PackedModel, Segment
 from policies.tree import DraftTree
@@ -36,7 +37,7 @@ def model_of(family: str, quantize: Quantize) -> PackedModel:
 
 
 def logits(model: PackedModel, prompts: list[list[int]], chunk: int = 999) -> torch.Tensor:
-    """Of all tokens of all prompts, which go through the model together, `chunk` at a time."""
+    """After all tokens of all prompts, which go through the model together, `chunk` at a time."""
     for name in range(len(prompts)):
         model.kv.open(str(name), [])
     parts: dict[int, list[torch.Tensor]] = {name: [] for name in range(len(prompts))}

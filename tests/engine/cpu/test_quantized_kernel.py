@@ -55,7 +55,7 @@ def test_product_is_that_of_the_values_whatever_rows_are_beside(kind: str) -> No
 
 
 def digest() -> str:
-    """Of the products of all formats."""
+    """The digest of the products of all formats."""
     linears = [from_gguf(kind, random_blocks(kind, OUTPUTS, INPUTS)) for kind in GGUF_TYPES]
     return hashlib.sha256(
         b"".join(product(linear, ROWS).tobytes() for linear in linears)
