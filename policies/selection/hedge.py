@@ -103,19 +103,6 @@ class Hedge:
         self._undrafted.pop(request, None)
         self._likely = None
 
-    @property
-    def regret(self) -> float:
-        requests = [one for one in self._membership.requests.values() if one.name in self._mapping]
-        lanes = list(self._membership.lanes.values())
-        if self._context is None or not requests or not lanes:
-            return 0.0
-        goodput, plain = _goodput(requests, lanes, self._context, self._deepest or _DEEPEST)
-        every = np.column_stack([goodput, plain])
-        column = {lane.name: number for number, lane in enumerate(lanes)}
-        chosen = [column.get(self._mapping[one.name] or "", -1) for one in requests]
-        reached = every[np.arange(len(requests)), chosen]
-        return float((1.0 - reached / every.max(axis=1)).mean())
-
     def _decide(
         self, requests: Sequence[RequestView], lanes: Sequence[LaneView], context: RoundContext
     ) -> dict[str, str | None]:

@@ -20,7 +20,7 @@ PROMPT = "Count to 7."
 
 @pytest.fixture(scope="module")
 def app() -> Iterator[str]:
-    with application({**ARGS, "api_keys": {"visitor": KEY}}) as url:
+    with application({**ARGS, "api_keys": {"visitor": KEY}, "operators": ["visitor"]}) as url:
         yield url
 
 

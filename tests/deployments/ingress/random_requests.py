@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from deployments.ingress.requests.completions import ChatRequest, CompletionRequest
 from deployments.ingress.requests.fields import Fields
-from deployments.ingress.requests.tokenization import DetokenizeRequest, TokenizeRequest
 from deployments.ingress.responses_api.request import ResponsesRequest
 from tests.engine.grammar.hostile import SAME_HASH, branches
 
@@ -26,10 +25,8 @@ KINDS: dict[str, tuple[type[Fields], dict[str, Any]]] = {
         ResponsesRequest,
         {"model": "target", "input": "Hi", "max_output_tokens": 4},
     ),
-    "/tokenize": (TokenizeRequest, {"model": "target", "prompt": "Hi"}),
-    "/detokenize": (DetokenizeRequest, {"model": "target", "tokens": [5]}),
 }
-_TOKENIZED = {"prompt", "messages", "input", "instructions", "tools", "bad_words"}
+_TOKENIZED = {"prompt", "messages", "input", "instructions", "tools"}
 
 
 class Shape(NamedTuple):
@@ -77,7 +74,6 @@ OF_FIELD: dict[str, tuple[Shape, ...]] = {
         Shape("[", '{"type":"function_call","call_id":"a","name":"f","arguments":"{}"}', "]"),
         Shape('[{"role":"user","content":[', '{"type":"input_text","text":"a"}', "]}]"),
     ),
-    "tokens": (IDS, Shape("[", "7", "]")),
     "tools": (
         Shape("[", _FUNCTION, "]"),
         Shape(
@@ -101,7 +97,6 @@ OF_FIELD: dict[str, tuple[Shape, ...]] = {
     ),
     "stop": (Shape('["', "a", '"]'),),
     "logit_bias": (Shape("{", '"%(n)d":1', "}", 1000),),
-    "allowed_token_ids": (IDS,),
     "stop_token_ids": (IDS,),
 }
 """How a field may be meant, beside what it is not."""

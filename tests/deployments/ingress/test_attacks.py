@@ -84,7 +84,7 @@ def nested(levels: int, kind: type[list[Any]] | type[dict[str, Any]] = list) -> 
             "response_format.json_schema.schema",
         ),
         (COMPLETIONS, {**PROMPT, "structured_outputs": {}}, "structured_outputs.json"),
-        ("/tokenize", {"messages": CHAT["messages"], "tools": [TOOL]}, "tools.0.x"),
+        (CHATS, {**CHAT, "tools": [TOOL], "tool_choice": "none"}, "tools.0.x"),
     ],
 )
 @within(http_app)
@@ -194,7 +194,7 @@ def test_paths_without_key_take_no_body() -> None:
         async with local_api(make_config(api_keys={"tenant": "key"})) as (api, _):
             app = make_http(api)
             scope: dict[str, Any] = {
-                **{"type": "http", "method": "POST", "path": "/ping", "root_path": ""},
+                **{"type": "http", "method": "GET", "path": "/health", "root_path": ""},
                 **{"query_string": b"", "headers": [(b"content-length", b"99999999")]},
             }
             await app(scope, never, send)

@@ -40,10 +40,10 @@ async def status(app: App, path: str, *hosts: str) -> int:
 async def test_without_keys_only_addresses_and_known_names_are_served(
     app: App, host: str, allowed: bool
 ) -> None:
-    for path in ("/v1/models", "/metrics", "/spindle/live", "/docs", "/load", "/openapi.json"):
+    for path in ("/v1/models", "/metrics", "/spindle/live", "/docs", "/openapi.json"):
         assert await status(app, path, host) == (200 if allowed else 403), path
     assert await status(app, "/v1/models", "localhost", host) == (200 if allowed else 403)
-    for path in ("/health", "/ping", "/version", "/"):
+    for path in ("/health", "/version", "/"):
         assert await status(app, path, host) == 200, path
 
 

@@ -1,14 +1,11 @@
-"""The gRPC server of the ingress over real channels: statuses, keys, sizes, TLS, health, and
-what clients can hold."""
+"""The gRPC server of the ingress over real channels: statuses, keys, sizes, health, and what
+clients can hold."""
 
 import asyncio
 import json
-import shlex
 import socket
-import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -227,32 +224,6 @@ def test_it_waits_for_its_port() -> None:
         async with asyncio.timeout(10):
             await starting
         await second.stop(0.0)
-
-    asyncio.run(test())
-
-
-def test_tls_with_the_certificate_of_the_config(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    subprocess.run(
-        shlex.split(
-            "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 "
-            "-subj /CN=localhost -addext subjectAltName=DNS:localhost "
-            f"-keyout {key} -out {certificate}"
-        ),
-        check=True,
-        capture_output=True,
-    )
-
-    async def test() -> None:
-        config = GrpcConfig(port=free_port(), tls_certificate=str(certificate), tls_key=str(key))
-        target = f"localhost:{config.port}"
-        trust = grpc.ssl_channel_credentials(certificate.read_bytes())
-        async with served(config):
-            async with grpc.aio.secure_channel(target, trust) as channel:
-                assert await text_of(call(channel, "Stream", FIELDS))
-            async with grpc.aio.insecure_channel(target) as channel:
-                with pytest.raises(grpc.aio.AioRpcError):
-                    await call(channel, "Generate", FIELDS)
 
     asyncio.run(test())
 

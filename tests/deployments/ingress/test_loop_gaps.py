@@ -92,16 +92,6 @@ HOSTILE: dict[str, tuple[str, dict[str, Any], int]] = {
         },
         400,
     ),
-    "a prompt of a million tokens": (
-        COMPLETIONS,
-        {"prompt": "a " * 2**20, "truncate_prompt_tokens": 4},
-        200,
-    ),
-    "one more character": (
-        COMPLETIONS,
-        {"prompt": "a " * 2**20 + "a", "truncate_prompt_tokens": 4},
-        400,
-    ),
 }
 
 

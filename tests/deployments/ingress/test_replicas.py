@@ -82,7 +82,7 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def heartbeats_to(replicas: Replicas) -> AsyncIterator[HeartbeatSender]:
     limits = make_config(limits={"silent_replica_s": 0.1}).limits
-    heartbeats = HeartbeatSender("ingress", replicas, limits)
+    heartbeats = HeartbeatSender("ingress", replicas, limits, lambda: None)
     try:
         yield heartbeats
     finally:

@@ -295,17 +295,6 @@ def test_parameters_are_checked(params: Mapping[str, float]) -> None:
         HedgeParams(**params)  # type: ignore[arg-type]
 
 
-def test_regret_is_the_goodput_that_scarce_places_cost() -> None:
-    assert Hedge().regret == 0.0
-    regrets = []
-    for places in (2, 1):
-        rounds = Rounds([lane("a", places), lane("b")])
-        rounds.assigned_after_reads(requests("one", "two"), by_lane(a=0.8, b=0.4))
-        regrets.append(rounds.hedge.regret)
-    assert regrets[0] == pytest.approx(0.0, abs=1e-9)
-    assert regrets[1] > 0.05
-
-
 @pytest.mark.parametrize(("active", "expected"), [(1, None), (17, "a")])
 def test_requests_that_take_no_lane_count_in_the_time_of_a_round(
     active: int, expected: str | None
