@@ -165,29 +165,6 @@ def test_the_upload_is_small_and_has_no_laboratory_environment_or_caches(tmp_pat
     assert not {"lab", ".venv", ".git", ".cache", ".mypy_cache", ".hypothesis"} & top
 
 
-@pytest.mark.parametrize(
-    ("field", "args"),
-    [
-        ("targett", {"targett": {}}),
-        ("target.model", {"target": {"model": "zoo/nothing"}}),
-        ("target.model", {"target": {"model": "/no/such/folder"}}),
-        ("drafters.0.model", {"drafters": [{"name": "a", "model": "zoo/nothing"}]}),
-        ("drafters", {"drafters": [{"name": "a", "kind": "ngram"}] * 2}),
-        ("model: a drafter", {"drafters": [{"name": "a"}]}),
-        (
-            "speculation.planner",
-            {"policies": {"speculation": {"name": "planner", "options": {"x": 1}}}},
-        ),
-        ("selection: there is no 'best'", {"policies": {"selection": {"name": "best"}}}),
-        ("forward_tokens", {"limits": {"max_batch": 8, "forward_tokens": 4}}),
-        ("target.dtype", {"target": {"dtype": "int8"}}),
-    ],
-)
-def test_a_bad_config_names_its_field(field: str, args: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=field):
-        build(args)
-
-
 def test_a_target_on_vllm_needs_vllm_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="make serve TARGET=vllm"):

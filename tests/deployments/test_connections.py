@@ -126,20 +126,6 @@ def test_a_request_that_does_not_arrive_is_closed_in_time(
         assert bool(answer) == bool(begins)
 
 
-def test_requests_after_each_other_on_one_connection_are_served(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Large bodies are no heads, and pauses between requests are bounded by Serve's own option."""
-    last = COMPLETE.replace(b"host", b"connection: close\r\nhost")
-    posts = [POST + b"x" * 100000] * 3
-
-    async def ask() -> bytes:
-        async with server(monkeypatch) as port:
-            return await answer_to(port, *posts, last, every_s=2 * TIMEOUT_S)
-
-    assert asyncio.run(ask()).count(b"200 OK") == 4
-
-
 @pytest.mark.parametrize(
     ("holders", "asker", "trusted", "refused"),
     [
@@ -249,30 +235,6 @@ def test_a_request_to_upgrade_is_an_ordinary_one_whose_body_is_never_read_as_a_r
     answer = asyncio.run(ask())
     assert answer.startswith(begins)
     assert answer.count(b"HTTP/1.1 ") == (2 if head.startswith(b"GET") else 1)
-
-
-@pytest.mark.parametrize(
-    "request_text",
-    [
-        POST[:-2] + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-        POST[:-2] + b"content-length: 5\r\n\r\nhello",
-        CHUNKED.replace(b"chunked", b"xchunked") + b"0\r\n\r\n",
-        CHUNKED + b"1\na\n0\n\n",
-    ],
-    ids=["both lengths", "two lengths", "unknown encoding", "bare line feeds"],
-)
-def test_a_request_whose_end_is_doubtful_is_refused(
-    monkeypatch: pytest.MonkeyPatch, request_text: bytes
-) -> None:
-    """Where a reverse proxy sees another end, one client's bytes begin another one's request."""
-
-    async def ask() -> bytes:
-        async with server(monkeypatch) as port:
-            return await answer_to(port, request_text + COMPLETE)
-
-    answer = asyncio.run(ask())
-    assert answer.startswith(b"HTTP/1.1 400")
-    assert answer.count(b"HTTP/1.1 ") == 1
 
 
 def test_a_client_that_takes_nothing_of_its_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

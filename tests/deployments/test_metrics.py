@@ -254,18 +254,6 @@ def test_serves_log_files_have_each_requests_end(app: serve.handle.DeploymentHan
     eventually(lambda: logged("Replica", f"{cancelled}-0#0 left: cancelled"), "its, too")
 
 
-def test_metrics_over_http_are_those_of_ray(app: serve.handle.DeploymentHandle) -> None:
-    ask(app, 1)
-    names = ("committed_tokens_total", "accepted_tokens_total", "ttft_seconds_count")
-
-    def equal() -> bool:
-        http, through_ray = over_http(), scrape()
-        return all(http[name] == through_ray[name] > 0 for name in names)
-
-    eventually(equal, "both have counted the same")
-    assert over_http().keys() >= exported(prefix="").keys()
-
-
 def test_the_page_has_every_metric_and_label_as_it_is_declared() -> None:
     page = (ROOT / "docs" / "metrics.md").read_text()
     groups = [group for declared in (OF_REPLICA, OF_INGRESS) for group in declared]

@@ -83,15 +83,6 @@ def test_prompts_share_the_blocks_up_to_their_first_difference() -> None:
     assert memory.shared(block_hashes(prompt, ["tenant", ""])) == 0, "another scope's prompt"
 
 
-def test_a_memory_is_bounded_and_forgets_ends_before_beginnings() -> None:
-    memory = PrefixMemory(capacity=6)
-    first, second = block_hashes([1] * 4 * BLOCK), block_hashes([2] * 4 * BLOCK)
-    memory.add(first)
-    memory.add(second)
-    assert memory.shared(second) == 4
-    assert memory.shared(first) == 2
-
-
 @pytest.mark.usefixtures("_two_replicas")
 def test_prompts_that_begin_alike_go_to_one_replica_and_others_are_spread() -> None:
     shared = [7] * 3 * BLOCK

@@ -78,15 +78,6 @@ async def text_of(stream: Any) -> str:
     return "".join(chunk["choices"][0]["text"] for chunk in chunks)
 
 
-@within(grpc_app)
-async def test_streams_have_the_text_of_full_responses(app: GrpcApp) -> None:
-    channel, replicas = app
-    full = json.loads((await call(channel, "Generate", FIELDS)).value)
-    assert await text_of(call(channel, "Stream", FIELDS)) == full["choices"][0]["text"]
-    assert full["choices"][0]["spindle"]["seed"] == 1
-    assert replicas.requests[-1]["tenant"] == "tenant"
-
-
 @pytest.mark.parametrize(
     ("fields", "key", "code", "named"),
     [
@@ -114,22 +105,6 @@ async def test_errors_are_grpc_statuses_that_name_the_field(
         assert raised.value.code() is code
         assert named.lower() in raised.value.details().lower()
     assert await text_of(call(channel, "Stream", FIELDS))
-
-
-@pytest.mark.parametrize("method", ["Generate", "Stream"])
-@within(grpc_app)
-async def test_a_cancelled_call_is_cancelled_at_its_replica(app: GrpcApp, method: str) -> None:
-    channel, replicas = app
-    for _ in range(8):
-        answer = call(channel, method, {**FIELDS, "max_tokens": 400})
-        waiting = asyncio.ensure_future(answer if method == "Generate" else text_of(answer))
-        while not replicas.streams:
-            await asyncio.sleep(0.001)
-        answer.cancel()
-        await asyncio.wait([waiting])
-        async with asyncio.timeout(5):
-            while replicas.streams:
-                await asyncio.sleep(0.01)
 
 
 def test_health_needs_no_key_and_tells_whether_a_replica_serves(

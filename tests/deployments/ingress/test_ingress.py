@@ -186,14 +186,6 @@ async def test_errors_for_unknown_paths_and_methods_have_openais_shape(app: App)
         assert answer.json()["error"]["message"]
 
 
-@within(http_app)
-async def test_models_and_version(app: App) -> None:
-    (model,) = (await app.client.get("/v1/models")).json()["data"]
-    assert (model["id"], model["max_model_len"]) == ("target", 512)
-    assert (await app.client.get("/v1/models/target")).json() == model
-    assert (await app.client.get("/version")).json()["version"]
-
-
 def test_503_with_retry_after_while_starting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas_module, "_NEXT_CALL_S", 0.01)
 

@@ -104,12 +104,6 @@ def test_one_healthy_replica_is_enough(failing: Answer) -> None:
     assert replicas.called == ["one", "other", "third"]
 
 
-def test_a_slow_replica_is_called_again_and_its_first_answer_counts() -> None:
-    replicas = Replicas(only=slow)
-    assert check(replicas) == LIMITS
-    assert len(replicas.called) > 1
-
-
 @pytest.mark.parametrize("failing", [hanging, gone, cancelled_by_serve])
 def test_503_when_no_replica_is_healthy(failing: Answer) -> None:
     with pytest.raises(ApiError) as refused:

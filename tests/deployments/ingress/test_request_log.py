@@ -123,14 +123,6 @@ def test_a_refusal_has_one_line_with_its_reason_and_is_counted(
     run(test, api_keys={"tenant": "key"}, operators=["tenant"], limits=limits)
 
 
-@within(http_app, seconds=0.002)
-async def test_over_handles_and_grpc_as_well(app: App, caplog: pytest.LogCaptureFixture) -> None:
-    await app.api.generate({**FIELDS, "top_p": 2})
-    await app.api.generate(FIELDS)
-    [_ async for _ in app.api.stream(FIELDS)]
-    assert [line["status"] for line in lines(caplog)] == ["400", "200", "200"]
-
-
 @within(http_app, dies=lambda _: 3, limits={"resubmits": 1})
 async def test_losses_of_replicas_are_in_line_and_counts(
     app: App, caplog: pytest.LogCaptureFixture

@@ -68,17 +68,3 @@ def test_work_whose_caller_has_left_keeps_its_turn(is_long: bool) -> None:
         assert await turns.run(lambda: 5, "one", is_long) == 5
 
     asyncio.run(inside())
-
-
-def test_work_that_raises_gives_its_turn_back() -> None:
-    def fails() -> None:
-        raise ValueError("no")
-
-    async def inside() -> None:
-        turns = Turns()
-        for is_long in (False, True) * 3 * AT_ONCE:
-            with pytest.raises(ValueError, match="no"):
-                await turns.run(fails, "one", is_long)
-        assert await turns.run(lambda: 5, "one", is_long=True) == 5
-
-    asyncio.run(inside())

@@ -11,12 +11,10 @@ from typing import Any
 import jsonschema
 import openai
 import pytest
-import torch
 from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 from openai.types.responses import Response
 
-from tests import reference
 from tests.deployments.served.application import ADMITTED, KEYS
 from tests.deployments.serving import (
     PROMPT,
@@ -24,7 +22,6 @@ from tests.deployments.serving import (
     expected_ids,
     expected_text,
     is_idle,
-    oracle,
     tokenizer,
 )
 
@@ -152,20 +149,6 @@ def test_forced_calls_keep_to_their_schemas_with_and_without_speculation(client:
     assert response.output[0].arguments == written[0][1]
 
 
-def test_responses_keep_to_their_form(client: OpenAI) -> None:
-    fields: dict[str, Any] = {
-        "model": "target",
-        "input": "Count to 7.",
-        "text": {"format": {"type": "json_schema", **ANIMAL}},
-        "max_output_tokens": 200,
-        "temperature": 0,
-    }
-    with client.responses.stream(**fields) as stream:
-        response = stream.get_final_response()
-    assert response.status == "completed"
-    jsonschema.validate(json.loads(response.output_text), ANIMAL["schema"])
-
-
 def _content(choice: Any) -> str:
     message = choice.delta if hasattr(choice, "delta") else choice.message
     return message.content or ""
@@ -214,29 +197,6 @@ def test_logprobs_in_each_apis_own_shape(client: OpenAI) -> None:
         assert one.bytes is not None
     text = b"".join(bytes(one.bytes or []) for one in content)
     assert text.decode().startswith(chat.choices[0].message.content or "nothing")
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_an_echo_begins_with_the_prompt_and_its_logprobs(client: OpenAI, streamed: bool) -> None:
-    ids = tokenizer()(PROMPT)["input_ids"]
-    if streamed:
-        chunks = client.completions.create(
-            model="target", prompt=ids, max_tokens=24, temperature=0, echo=True, logprobs=1,
-            stream=True,
-        )  # fmt: skip
-        choices = [chunk.choices[0] for chunk in chunks]
-    else:
-        choices = complete(client, prompt=ids, echo=True, logprobs=1).choices
-    assert choices[0].text.startswith(PROMPT)
-    assert "".join(choice.text for choice in choices) == PROMPT + expected_text(0.0, 0, 24)
-    logprobs = [choice.logprobs for choice in choices if choice.logprobs is not None]
-    values = [value for one in logprobs for value in one.token_logprobs or []]
-    tokens = [*ids, *expected_ids(0.0, 0, 24)]
-    logits = torch.from_numpy(reference.forward(oracle(), tokens))
-    expected = logits.log_softmax(-1)[:-1].gather(-1, torch.tensor(tokens)[1:, None])
-    assert values[0] is None
-    assert values[1:] == pytest.approx(expected[:, 0].tolist(), abs=1e-4)
-    assert sum(len(one.top_logprobs or []) for one in logprobs) == len(tokens)
 
 
 def test_each_of_500_at_once_is_served_or_refused_with_retry_after(client: OpenAI) -> None:

@@ -147,23 +147,6 @@ def test_nothing_depends_on_how_the_tokens_are_cut_into_verdicts(
         assert text == whole
 
 
-def test_a_stop_string_across_tokens_is_never_shown_in_part() -> None:
-    ids = ZOO.encode_blocking("one two three four")
-    answer = AnswerText(ZOO, StopRule(["two thr"]))
-    pieces = [answer.take([token], None) for token in ids]
-    shown = [piece.text for piece in pieces]
-    ended = next(i for i, piece in enumerate(pieces) if piece.finish)
-    assert "".join(shown[: ended + 1]) == "one "
-    assert pieces[ended].finish == "stop"
-
-
-def test_the_token_that_ends_the_output_adds_no_text() -> None:
-    ids = ZOO.encode_blocking("one two")
-    text, tokens, _, finish = answer_in_cuts(ids, [], finish="stop")
-    assert text == ZOO.decode(ids[:-1])
-    assert (tokens, finish) == (len(ids), "stop")
-
-
 def test_what_has_stopped_the_output_is_named() -> None:
     ids = ZOO.encode_blocking("one two three")
     end = ids[-1]

@@ -78,9 +78,3 @@ def test_auto_without_a_parser_is_refused_and_required_is_not() -> None:
 def test_reasoning_may_be_opened_by_the_prompt(name: str, prompt: str, text: str) -> None:
     parser = made(parsers(None, name), ToolUse(), prompt)
     assert summary(parse(parser, [text])) == ("Hm.", "Yes.", [])
-
-
-@pytest.mark.parametrize("name", ["qwen3", "deepseek_r1"])
-def test_a_prompt_that_closes_the_reasoning_leaves_content(name: str) -> None:
-    parser = made(parsers(None, name), ToolUse(), "assistant\n<think>\n\n</think>\n\n")
-    assert summary(parse(parser, ["Yes."])) == ("", "Yes.", [])

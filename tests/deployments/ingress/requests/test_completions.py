@@ -81,14 +81,6 @@ def test_every_sampling_field_reaches_the_engine(ask: Any) -> None:
     assert sent["params"] == SamplingParams(**wanted, seed=2**64 - 1)
 
 
-def test_defaults_are_openais() -> None:
-    (sent,) = completion(seed=0)
-    assert sent["params"] == SamplingParams(max_tokens=16, seed=0)
-    (sent,) = chat(seed=0)
-    room = LIMITS.max_context - len(sent["prompt_ids"])
-    assert sent["params"] == SamplingParams(max_tokens=room, seed=0)
-
-
 @pytest.mark.parametrize(
     ("ask", "fields", "asked"),
     [
@@ -104,13 +96,6 @@ def test_logprobs_as_each_api_requests_them(
     ask: Any, fields: dict[str, Any], asked: int | None
 ) -> None:
     assert ask(**fields)[0]["params"].logprobs == asked
-
-
-@pytest.mark.parametrize("logprobs", [None, 0, 5])
-def test_an_echo_asks_for_logprobs_of_the_prompt_too(logprobs: int | None) -> None:
-    asked = completion(logprobs=logprobs, echo=True)[0]["params"].prompt_logprobs
-    assert asked == logprobs
-    assert completion(logprobs=logprobs)[0]["params"].prompt_logprobs is None
 
 
 def test_null_counts_as_absent() -> None:
@@ -132,14 +117,6 @@ def test_prompts_are_text_or_tokens_one_or_several(prompt: Any, prompts: list[li
     sent = completion(prompt=prompt, n=2)
     assert [one["prompt_ids"] for one in sent] == [ids for ids in prompts for _ in range(2)]
     assert len({one["name"] for one in sent}) == len(sent)
-
-
-def test_chat_goes_through_the_chat_template() -> None:
-    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
-    (sent,) = chat(messages=messages)
-    expected = "<|system|>Be brief.<|end|><|user|>Hello<|end|><|assistant|>"
-    assert TOKENS.decode(sent["prompt_ids"]) == expected
 
 
 def test_a_single_choice_has_the_seed_and_several_have_seeds_of_their_own() -> None:
@@ -202,32 +179,21 @@ def test_tenants_share_a_scope_only_where_the_config_says_so(sharing: str, scope
 SHARED_REFUSALS: list[tuple[str, dict[str, Any]]] = [
     ("model", {"model": 5}),
     ("temperature", {"temperature": -1}),
-    ("temperature", {"temperature": "0.5"}),
     ("top_p", {"top_p": 0}),
-    ("top_k", {"top_k": 1.5}),
     ("frequency_penalty", {"frequency_penalty": float("inf")}),
     ("logit_bias", {"logit_bias": {"5": 101}}),
-    ("logit_bias", {"logit_bias": {"9999": 1}}),
     ("stop_token_ids", {"stop_token_ids": [9999]}),
     ("max_tokens", {"max_tokens": 0}),
-    ("max_tokens", {"max_tokens": True}),
     ("min_tokens", {"min_tokens": 10, "max_tokens": 5}),
     ("stop", {"stop": ["a", "b", "c", "d", "e"]}),
-    ("n", {"n": 0}),
     ("n", {"n": 4}),
     ("seed", {"seed": 2**64}),
-    ("stream", {"stream": "yes"}),
     ("stream_options", {"stream_options": {"include_usage": True}}),
     ("spindle", {"spindle": {"trace": True}}),
-    ("spindle", {"spindle": {"traces": True}, "stream": True}),
     ("slo", {"slo": "slow"}),
-    ("slo", {"slo": {"ttft_ms": 0}}),
     ("slo", {"slo": {"ttft": 5}}),
-    ("priority", {"priority": 0.5}),
     ("speculation", {"speculation": "unknown"}),
-    ("speculation", {"speculation": {"max_depth": 0}}),
     ("logit_bias", {"logit_bias": {str(token): 1 for token in range(1025)}}),
-    ("stop_token_ids", {"stop_token_ids": [5] * 1025}),
     ("allowed_token_ids", {"allowed_token_ids": [5]}),
     ("bad_words", {"bad_words": ["x"]}),
     ("truncate_prompt_tokens", {"truncate_prompt_tokens": 2}),
@@ -253,13 +219,9 @@ def test_a_bad_field_is_refused_by_name(
     [
         ("prompt", {"prompt": []}),
         ("prompt", {"prompt": [[]]}),
-        ("prompt", {"prompt": [5, "x"]}),
         ("prompt", {"prompt": [5, 9999]}),
-        ("prompt", {"prompt": [-5]}),
         ("prompt", {"prompt": "lone \ud800 surrogate"}),
         ("prompt", {"prompt": [[5]] * 9}),
-        ("prompt", {"prompt": None}),
-        ("logprobs", {"logprobs": 21}),
         ("best_of", {"best_of": 3}),
         ("max_tokens", {"max_tokens": 0, "echo": False}),
     ],
@@ -276,15 +238,12 @@ def test_a_completions_own_refusals(field: str, fields: dict[str, Any]) -> None:
         ("messages", {"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}),
         ("messages", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
         ("prompt", {"prompt": "x"}),
-        ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
         ("max_tokens", {"max_tokens": 5, "max_completion_tokens": 6}),
         ("messages", {"messages": [{"role": "user", "tool_call_id": "a", "content": "x"}]}),
-        ("messages", {"messages": [{"role": "assistant"}]}),
         ("tools", {"tools": [{"type": "custom", "custom": {"name": "x"}}]}),
         ("tools", {"tools": [TOOL, TOOL]}),
         ("tools", {"tools": [{**TOOL, "function": {"name": "no spaces"}}]}),
         ("tool_choice", {"tool_choice": "required"}),
-        ("tool_choice", {"tool_choice": "any", "tools": [TOOL]}),
         ("tool_choice", {"tool_choice": named("y"), "tools": [TOOL]}),
         ("response_format", {"response_format": {"type": "json_schema"}}),
         ("structured_outputs", {"structured_outputs": {"regex": "a", "choice": ["a"]}}),
