@@ -5,6 +5,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 import uvicorn
@@ -55,11 +56,12 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 async def server(monkeypatch: pytest.MonkeyPatch, trusted: str = "") -> AsyncIterator[int]:
     monkeypatch.setitem(uvicorn.config.HTTP_PROTOCOLS, "auto", "restored behind the test")
     monkeypatch.setenv(connections.TIMEOUT, str(TIMEOUT_S))
-    monkeypatch.setenv(connections.HEAD_BYTES, str(HEAD_BYTES))
+    share = OF_ONE_ADDRESS / CONNECTIONS
+    small = partial(connections.Bounds, head_bytes=HEAD_BYTES, address_share=share)
+    monkeypatch.setattr(connections, "Bounds", small)
     monkeypatch.setattr(f"{__name__}.ENDED", asyncio.Event())
     monkeypatch.setitem(uvicorn.config.WS_PROTOCOLS, "auto", None)
     monkeypatch.setenv(connections.CONNECTIONS, str(CONNECTIONS))
-    monkeypatch.setenv(connections.ADDRESS_SHARE, str(OF_ONE_ADDRESS / CONNECTIONS))
     monkeypatch.setenv(TRUSTED, trusted)
     if not trusted:
         monkeypatch.delenv(TRUSTED)
@@ -252,7 +254,6 @@ def test_a_client_that_takes_nothing_of_its_answer_is_left(monkeypatch: pytest.M
     ("name", "value"),
     [
         *((connections.TIMEOUT, value) for value in ("soon", "0", "inf")),
-        (connections.ADDRESS_SHARE, "1.5"),
         (TRUSTED, "*"),
         (TRUSTED, "127.0.0.1, a proxy"),
         (TRUSTED, "10.0.0.1/8"),

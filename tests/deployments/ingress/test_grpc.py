@@ -130,9 +130,8 @@ def test_health_needs_no_key_and_tells_whether_a_replica_serves(
 
 
 def test_calls_without_a_message_are_few_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of all of one address."""
+    """A quarter of all of one address."""
     monkeypatch.setenv(connections.TIMEOUT, "1")
-    monkeypatch.setenv(connections.ADDRESS_SHARE, "0.5")
     monkeypatch.setattr(grpc_bounds, "_WITHOUT_MESSAGE", 8)
 
     async def nothing() -> AsyncIterator[bytes]:
@@ -143,8 +142,8 @@ def test_calls_without_a_message_are_few_and_end(monkeypatch: pytest.MonkeyPatch
         channel, _ = app
         check = channel.stream_unary("/grpc.health.v1.Health/Check")
         codes = await asyncio.gather(*(check(nothing()).code() for _ in range(8)))
-        assert codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 4
-        assert codes.count(grpc.StatusCode.DEADLINE_EXCEEDED) == 4
+        assert codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 6
+        assert codes.count(grpc.StatusCode.DEADLINE_EXCEEDED) == 2
 
     run(test)
 
