@@ -26,7 +26,7 @@ from benchmarks.simulator.run_report import Report
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival, Lengths, draw, poisson
 from policies.catalogue import Calibrations
-from policies.cost import LinearCost, RooflineCost
+from policies.cost import ForwardCost
 from policies.estimates.acceptance import accepted_levels
 from policies.microbatch import MicroBatchParams
 from policies.protocols import DraftPlan, LaneBatch, RoundContext
@@ -35,10 +35,10 @@ from policies.scheduling.fcfs import fcfs
 from policies.speculation.fixed import Fixed, FixedParams
 from tests.actors.coordinator.policies import Touring
 
-VERIFY = RooflineCost(alpha=1e-7, gamma=1e-5, delta=0.02, knee=64, gamma_more=2e-4)
-DRAFT = LinearCost(alpha=1e-8, gamma=1e-6, delta=0.001)
+VERIFY = ForwardCost(alpha=1e-7, gamma=1e-5, delta=0.02, knee=64, gamma_more=2e-4)
+DRAFT = ForwardCost(alpha=1e-8, gamma=1e-6, delta=0.001)
 LIMITS = Limits(max_batch=8, max_waiting=1000, kv_tokens=100_000)
-ONE_BATCH = MicroBatchParams(max_parts=1)
+ONE_BATCH = MicroBatchParams(parts=1)
 LENGTHS = Lengths(prompt_mean=64, output_mean=40, longest=256)
 ACCEPTANCE = Acceptance(
     {("", name): synthetic(mean) for name, mean in (("small", 0.6), ("large", 0.8), ("ngram", 0.3))}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from policies.cost import LinearCost
+from policies.cost import ForwardCost
 from policies.estimates.acceptance import (
     AcceptanceEstimates,
     Estimate,
@@ -24,13 +24,13 @@ from tests.policies.speculation.play import plan_alone
 from tests.policies.speculation.rounds import Candidate, selected, together, view
 from tests.policies.tree_lists import merged_each
 
-DRAFT = LinearCost(0.0, 0.0, 1e-3)
+DRAFT = ForwardCost(0.0, 0.0, 1e-3)
 LANES = [LaneView(name, name, capacity=8) for name in ("lookup", "ssm")]
 
 
 def round_context() -> RoundContext:
     return RoundContext(
-        verify=LinearCost(0.0, 4e-4, 20e-3),
+        verify=ForwardCost(0.0, 4e-4, 20e-3),
         draft={"ssm": DRAFT},
         verify_budget=10_000,
         draft_budgets={},

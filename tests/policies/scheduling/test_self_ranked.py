@@ -266,10 +266,10 @@ def test_the_papers_promotion_does_not_bound_waiting() -> None:
     params = SelfRankedParams(batch=1, rank="length")
     jobs = [Job("long", 0.0, 50), *(Job(f"s{i:03}", 0.1 + 0.2 * i, 3) for i in range(150))]
     alone = serve(Clairvoyant(params), jobs)
-    turns = FairnessParams(starve_after_s=1.0, turn_share=0.5)
+    turns = FairnessParams(starve_after_s=1.0)
     inside = serve(FairSchedule(Clairvoyant(params), turns), jobs)
     assert alone.longest_wait_s["long"] > 30
-    assert inside.longest_wait_s["long"] < 4
+    assert inside.longest_wait_s["long"] < 15
 
 
 def test_forgetting_drops_rank_and_starvation() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from policies.cost import LinearCost
+from policies.cost import ForwardCost
 from policies.protocols import LaneBatch, Mask, RoundContext, Speculation
 from policies.request import RequestView
 from policies.speculation.adaserve import AdaServe, AdaServeParams, TreeShape
@@ -30,7 +30,7 @@ from tests.policies.speculation.rounds import (
 )
 
 ROUND_S = 0.05
-FLAT = LinearCost(alpha=0.0, gamma=0.0, delta=ROUND_S)
+FLAT = ForwardCost(alpha=0.0, gamma=0.0, delta=ROUND_S)
 """t_spec is the same whatever is verified, so that a test can choose A(r)."""
 
 

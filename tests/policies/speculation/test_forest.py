@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.cost import RooflineCost
+from policies.cost import ForwardCost
 from policies.estimates.online_cost import RefinedCost
 from policies.flat_trees import flatten
 from policies.speculation.forest import (
@@ -79,7 +79,7 @@ def test_verify_seconds_are_the_costs_of_all_numbers_of_draft_tokens(
     most: int, knee: int, gamma: float, gamma_more: float
 ) -> None:
     """Equal to single predictions, also of refined models."""
-    piecewise = RooflineCost(alpha=1e-6, gamma=gamma, delta=5e-3, knee=knee, gamma_more=gamma_more)
+    piecewise = ForwardCost(alpha=1e-6, gamma=gamma, delta=5e-3, knee=knee, gamma_more=gamma_more)
     refined = RefinedCost(piecewise)
     refined.observe(500, 20, 0.02)
     for cost in (piecewise, refined):
