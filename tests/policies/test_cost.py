@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 import scipy.optimize  # noqa: F401  # imported by the first fit, which would exceed a deadline
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.cost import (
@@ -121,15 +121,3 @@ def test_budget_without_a_knee() -> None:
     assert token_budget(flat, largest=128) == 128
     steep = ForwardCost(1e-6, gamma=1.0, delta=9e-3, knee=5, gamma_more=0.0)
     assert token_budget(steep, largest=128) == 1
-
-
-@settings(deadline=None, derandomize=True)
-@given(st.integers(0, 10_000), st.integers(0, 300))
-def test_the_piecewise_form_predicts_the_same(context: int, tokens: int) -> None:
-    refined = RefinedCost(ROOFLINE)
-    for seconds in (0.02, 0.01, 0.03):
-        refined.observe(100, 40, seconds)
-    for cost in (LINE, ROOFLINE, refined):
-        assert cost.piecewise.predict(context, tokens) == pytest.approx(
-            cost.predict(context, tokens)
-        )

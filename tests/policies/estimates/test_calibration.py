@@ -82,17 +82,6 @@ def test_each_sibling_rank_has_its_own_curve() -> None:
 
 
 @settings(deadline=None, derandomize=True)
-@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=200))
-def test_more_confidence_never_means_a_lower_probability(seen: list[tuple[float, bool]]) -> None:
-    calibration = Calibration()
-    learn(calibration, [(DraftTree.chain([1], [c]), [1 if ok else 2]) for c, ok in seen * 20])
-    probabilities = of_chain(calibration, np.linspace(0, 1, 101).tolist())
-    assert np.all(np.diff(probabilities) >= -1e-6)
-    assert min(probabilities) >= 0.0
-    assert max(probabilities) <= 1.0
-
-
-@settings(deadline=None, derandomize=True)
 @given(st.lists(trees(), min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=4))
 def test_siblings_never_sum_to_more_than_one(
     drafted: list[DraftTree], committed: list[int]

@@ -162,11 +162,3 @@ def test_the_overhead_of_calls_is_distinguished_from_their_forwards() -> None:
         cost.observe(0, tokens, seconds * float(np.exp(0.1 * rng.normal())), forwards)
     assert cost.call_s == pytest.approx(2e-3, rel=0.1)
     assert cost.predict(0, 6) == pytest.approx(STEP.predict(0, 6), rel=0.15)
-
-
-def test_short_calls_alone_do_not_raise_the_cost_of_forwards() -> None:
-    cost = RefinedCost(STEP, longest_call=100.0)
-    for _ in range(100):
-        cost.observe(0, 8, 2e-3 + STEP.predict(0, 8))
-    assert cost.call_s + cost.predict(0, 8) == pytest.approx(2e-3 + STEP.predict(0, 8), rel=0.02)
-    assert cost.predict(0, 8) < 1.5 * STEP.predict(0, 8)

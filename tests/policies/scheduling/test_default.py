@@ -104,14 +104,6 @@ def test_slack_after_the_first_token_is_the_allowed_time_less_that_at_its_own_pa
     assert order(due_s - 2.5 + 0.1, short, answer)[0] == "short"
 
 
-def test_an_output_of_unknown_length_is_expected_to_double() -> None:
-    answer = view("answer", 1.0, slo=Slo(tpot_s=0.15), first_token_s=10.0, generated=10)
-    short = view("short", predicted_len=1.0)
-    due_s = 10.0 + 0.15 * 19
-    assert order(due_s - 0.5 - 0.3, short, answer)[0] == "short"
-    assert order(due_s - 0.5 - 0.1, short, answer)[0] == "answer"
-
-
 def attained_slos(served: Served, jobs: list[Job]) -> int:
     kept = 0
     for job in jobs:
@@ -139,16 +131,3 @@ def test_mean_latency_is_below_fcfs_and_lp_sjf(seed: int) -> None:
     ours = serve(DefaultSchedule(), jobs, slots=4, switch_s=0.02).mean_latency_s(jobs)
     assert ours < serve(fcfs(), jobs, slots=4).mean_latency_s(jobs)
     assert ours < serve(lp_sjf(), jobs, slots=4).mean_latency_s(jobs)
-
-
-def test_forgetting_drops_the_pace() -> None:
-    schedule = DefaultSchedule()
-    a, b = view("a", predicted_len=10.0), view("b", predicted_len=9.0)
-    schedule.arrive(a, 0.0)
-    for _ in range(10):
-        schedule.observe([RoundOutcome("a", "x", 4, 4, 3, 4, seconds=0.01)], 0.0)
-    schedule.forget("a")
-    schedule.observe([RoundOutcome("a", "x", 4, 4, 3, 4, seconds=0.01)], 0.0)  # a late verdict
-    schedule.arrive(a, 1.0)
-    schedule.arrive(b, 1.0)
-    assert schedule.pick([a, b], [], 2, 1.0) == ["b", "a"]

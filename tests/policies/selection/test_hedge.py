@@ -115,22 +115,6 @@ def test_a_new_request_starts_on_the_best_drafter_of_earlier_requests() -> None:
         assert rounds.assign(requests("new")) == {"new": better}
 
 
-def test_every_drafter_is_tried_that_is_not_known_to_be_worse() -> None:
-    rounds = Rounds([lane(name, 40) for name in "abcd"])
-    tried: set[str | None] = set()
-    for number in range(4):
-        for _ in range(10):
-            here = requests(f"r{number}")
-            tried.update(rounds.slot(here, lambda request, lane: 0.3).values())
-    assert tried >= set("abcd")
-
-
-def test_one_bad_read_of_a_lane_says_nothing_about_the_others() -> None:
-    rounds = Rounds()
-    rounds.read("other", "a", 0.0)
-    assert rounds.assign(requests("r")) == {"r": "b"}
-
-
 def test_a_changing_text_is_followed() -> None:
     rounds, here = Rounds(), requests("r")
     for _ in range(5):
@@ -148,12 +132,6 @@ def test_a_drafter_that_has_become_good_is_found_after_a_bad_start() -> None:
 
 
 # -- which lane reads --------------------------------------------------------------------------
-
-
-def test_idle_catch_up_visits_every_drafter_until_the_best_is_found() -> None:
-    rounds = Rounds([lane(name) for name in "abcd"])
-    right = by_lane(a=0.5, b=0.55, c=0.45, d=0.85)
-    assert rounds.assigned_after_reads(requests("r"), right) == {"r": "d"}
 
 
 @pytest.mark.parametrize("only_once", [False, True])

@@ -29,15 +29,6 @@ FORESTS = st.lists(trees(), max_size=5)
 
 
 @SEEDED
-@given(FORESTS)
-def test_path_confidence_equals_that_of_each_tree(drafted: list[DraftTree]) -> None:
-    forest = forest_of(flatten(drafted))
-    expected = [path for tree in drafted for path in tree.path_confidence()]
-    assert forest.path == pytest.approx(expected, rel=1e-5)
-    assert forest.depth.tolist() == [depth for tree in drafted for depth in tree.depth]
-
-
-@SEEDED
 @given(FORESTS, st.integers(0, 20))
 def test_every_prefix_of_both_orders_contains_all_ancestors(
     drafted: list[DraftTree], kept: int
@@ -49,14 +40,6 @@ def test_every_prefix_of_both_orders_contains_all_ancestors(
         assert [len(mask) for mask in masks] == [len(tree) for tree in drafted]
         for tree, mask in zip(drafted, masks, strict=True):
             assert is_whole(tree, mask)
-
-
-def test_equal_confidences_keep_parents_first() -> None:
-    sure = DraftTree.chain([1, 2, 3, 4], [1.0] * 4)
-    forest = forest_of(flatten([sure, sure]))
-    for kept in range(9):
-        masks = by_tree(forest.mask(forest.best_first()[:kept]), forest.starts)
-        assert all(is_whole(sure, mask) for mask in masks)
 
 
 def test_draft_room_excludes_roots_and_prefill() -> None:

@@ -255,14 +255,6 @@ def test_deviation_a_removal_that_does_not_pay_is_undone() -> None:
     assert mask.tolist() == [True, True]
 
 
-def test_equal_acceptance_removes_the_deepest_first() -> None:
-    """Otherwise a chain of certain tokens could lose its head and keep its tail."""
-    drafted = [DraftTree.chain([1, 2, 3], [1.0, 1.0, 1.0])]
-    for budget in range(1, 5):
-        [mask] = selected(SpecServe(), candidates(drafted), round_context(most_tokens=budget), 0.0)
-        assert mask.tolist() == [True] * (budget - 1) + [False] * (4 - budget)
-
-
 def test_specserve_minus_verifies_all_that_was_drafted() -> None:
     """Table 2's ablation: the adaptive drafter without the confidence prior verifier."""
     policy: Speculation = SpecServe(SpecServeParams(eliminate=False))
