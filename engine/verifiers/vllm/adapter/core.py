@@ -241,13 +241,8 @@ def _prompt_logprobs(output: EngineCoreOutput) -> tuple[TokenLogprobs, ...]:
     tensors = output.new_prompt_logprobs_tensors
     if tensors is None:
         return ()
-    rows = zip(
-        tensors.logprob_token_ids.tolist(),
-        tensors.logprobs.tolist(),
-        tensors.selected_token_ranks.tolist(),
-        strict=True,
-    )
-    return tuple(_token_logprobs(ids, values)._replace(rank=rank) for ids, values, rank in rows)
+    rows = zip(tensors.logprob_token_ids.tolist(), tensors.logprobs.tolist(), strict=True)
+    return tuple(_token_logprobs(ids, values) for ids, values in rows)
 
 
 def _token_logprobs(ids: Sequence[int], values: Sequence[float]) -> TokenLogprobs:

@@ -133,7 +133,7 @@ def sample(
             request = runner.requests[name]
             inputs: SamplerInput = request.sampling_params.extra_args[SAMPLER_INPUT]
             history: list[int] = []
-            if inputs.start.params.reads_history:
+            if inputs.start.params.has_penalties:
                 history = [*request.prompt_token_ids, *request.output_token_ids]
             draft = tokens[first_draft : first_draft + count]
             position = int(runner.input_batch.num_tokens_no_spec[index])
