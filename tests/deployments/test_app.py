@@ -42,7 +42,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def app(log: Path) -> Iterator[str]:
-    """The zoo's config but for the target's size and dtype, a copy of it, the port, small limits and
+    """The zoo's config but for the target's size and dtype, its copy, the port, small limits and
     fixed policies: verifier, drafters and router in actors of their own."""
     config = yaml.safe_load((ROOT / "cluster" / "zoo.yaml").read_text())
     config["http_options"]["port"] = PORT
