@@ -295,9 +295,9 @@ def _mask(arrays: WalkArrays, block: int, group: int, window: int, scores: Float
                 scores[:, row * group : (row + 1) * group, j] = MASKED
 
 
-@njit(cache=True, nogil=True)
+# fastmath would drop the rounding that makes the sum exact; callees inherit it if it is not given.
+@njit(cache=True, nogil=True, fastmath=False)
 def exact_total(weights: Floats, h: int, line: int, of_sink: float) -> float:
-    """Without fastmath, which would drop the rounding that makes the sum exact."""
     return exact_sum(weights, h, line) + of_sink
 
 
