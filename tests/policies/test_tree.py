@@ -63,7 +63,8 @@ def test_a_node_attends_to_itself_and_its_ancestors(tree: DraftTree) -> None:
 
 @given(trees())
 def test_path_confidence_is_the_product_from_the_root(tree: DraftTree) -> None:
-    expected = [np.prod(tree.confidence[tree.path(node)]) for node in range(len(tree))]
+    confidence = tree.confidence.astype(np.float64)
+    expected = [np.prod(confidence[tree.path(node)]) for node in range(len(tree))]
     np.testing.assert_allclose(path_confidence(tree), expected, rtol=1e-5)
 
 
