@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.tree import ROOT, DraftTree
@@ -61,6 +61,7 @@ def test_a_node_attends_to_itself_and_its_ancestors(tree: DraftTree) -> None:
         assert set(np.flatnonzero(mask[node])) == {node} | ancestors(tree, node)
 
 
+@settings(deadline=None)  # the first call compiles
 @given(trees())
 def test_path_confidence_is_the_product_from_the_root(tree: DraftTree) -> None:
     confidence = tree.confidence.astype(np.float64)
