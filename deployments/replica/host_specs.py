@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ray.util.placement_group import get_current_placement_group
@@ -13,7 +14,7 @@ from actors.hosts.spawn import Group
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from cluster.cache import cache_dir
 from cluster.checkpoints import eagle3_shape
-from cluster.config import AppConfig
+from cluster.config import AppConfig, DrafterConfig, TargetConfig
 from cluster.config.drafter_kinds import drafter_kind
 from cluster.placement import Placement, plan
 from cluster.sources import is_on_hub
@@ -95,7 +96,7 @@ def drafter_specs(config: AppConfig, placement: Placement) -> list[DrafterSpec]:
         DrafterSpec(
             name=drafter.name,
             kind=drafter.kind,
-            checkpoint=drafter.path(),
+            checkpoint=_checkpoint(drafter, config.target),
             dtype=_dtype(drafter.dtype),
             capacity=drafter.max_batch,
             kv_tokens=drafter.kv_capacity(config.target),
@@ -112,6 +113,11 @@ def drafter_specs(config: AppConfig, placement: Placement) -> list[DrafterSpec]:
         )
         for drafter in config.drafters
     ]
+
+
+def _checkpoint(drafter: DrafterConfig, target: TargetConfig) -> Path | None:
+    """What the drafter's weights are read from; None for lookups."""
+    return target.path() if drafter_kind(drafter.kind).copies_target else drafter.path()
 
 
 def _dtype(name: str) -> "torch.dtype | None":

@@ -37,6 +37,14 @@ def test_the_suffix_drafter_keeps_as_many_tokens_as_configured() -> None:
     assert known == [200, 300]
 
 
+def test_a_copy_reads_the_checkpoint_of_the_target_as_configured() -> None:
+    copy = {"name": "copy", "kind": "quantized", "quantize": "int8"}
+    config = AppConfig.model_validate({"drafters": [copy]})
+    (spec,) = drafter_specs(config, plan(config))
+    assert spec.checkpoint == target_spec(config, plan(config)).checkpoint
+    assert spec.options == {"quantize": "int8"}
+
+
 def test_heads_are_given_the_target_and_the_target_their_layers(
     tmp_path: Path,
 ) -> None:
@@ -49,11 +57,13 @@ def test_heads_are_given_the_target_and_the_target_their_layers(
     assert model.target is None
 
 
-def test_only_heads_keep_as_many_tokens_as_the_target_by_default(tmp_path: Path) -> None:
-    head, model = write_zoo_head(tmp_path / "head"), {"name": "a", "model": "zoo/tiny"}
+def test_heads_and_copies_keep_as_many_tokens_as_the_target_by_default(tmp_path: Path) -> None:
+    head, copy = write_zoo_head(tmp_path / "head"), {"name": "copy", "kind": "quantized"}
     target = {"model": "zoo/target", "kv_tokens": 70_000, "swap_tokens": 1000}
-    config = AppConfig.model_validate({"target": target, "drafters": [head, model]})
-    assert [spec.kv_tokens for spec in drafter_specs(config, plan(config))] == [71_000, 32_768]
+    drafters = [head, copy, {"name": "a", "model": "zoo/tiny"}]
+    config = AppConfig.model_validate({"target": target, "drafters": drafters})
+    kept = [spec.kv_tokens for spec in drafter_specs(config, plan(config))]
+    assert kept == [71_000, 70_000, 32_768]
 
 
 def test_a_replica_imports_no_model_code_itself() -> None:
