@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from actors.coordinator.events import LaneDown, LaneJoined, LaneUp, Late
+from actors.coordinator.events import LaneDown, LaneUp, Late
 from actors.coordinator.request_state import RequestState
 from actors.coordinator.settings import Lane, Shared
 from actors.coordinator.suspects import DrafterSuspects
@@ -18,9 +18,6 @@ from policies.request import LaneView
 from policies.tree import DraftTree
 
 _LOG = logging.getLogger("spindle")
-JOINS_AFTER_S = 2.0
-"""Loading a drafter takes cores from what comes first: warming up, and the streams of another
-replica that was lost."""
 
 _LATE_FACTOR = 3.0
 """A call may take this many times as long as one of its size usually takes."""
@@ -59,13 +56,10 @@ class Lanes:
         lanes: Sequence[Lane],
         shared: Shared,
     ) -> None:
-        self._states = {lane.view.name: LaneState(lane, down=lane.loading) for lane in lanes}
+        self._states = {lane.view.name: LaneState(lane) for lane in lanes}
         self.suspects = DrafterSuspects()
         self._shared = shared
         self._slow_s = shared.limits.slow_drafter_s
-        for state in self._states.values():
-            if state.down:
-                shared.tasks.spawn(self._join, state)
 
     def __getitem__(self, name: str) -> LaneState:
         return self._states[name]
@@ -75,7 +69,7 @@ class Lanes:
 
     @property
     def down(self) -> list[str]:
-        """The names of those that are lost or not loaded yet."""
+        """The names of those that are lost."""
         return [state.name for state in self if state.down]
 
     def check_drafter(self, name: str | None) -> None:
@@ -199,13 +193,9 @@ class Lanes:
             return  # already found by a check
         state.down = True
         self._shared.observe(LaneDown(asyncio.get_running_loop().time(), state.name, str(error)))
-        self._shared.tasks.spawn(self._recover, state, LaneUp)
+        self._shared.tasks.spawn(self._recover, state)
 
-    async def _join(self, state: LaneState) -> None:
-        await asyncio.sleep(JOINS_AFTER_S)
-        await self._recover(state, LaneJoined)
-
-    async def _recover(self, state: LaneState, back: type[LaneJoined | LaneUp]) -> None:
+    async def _recover(self, state: LaneState) -> None:
         """The new host is empty: it answers Missing and is sent all committed tokens. One that
         cannot load its drafter stays down, since no request needs it."""
         clock = asyncio.get_running_loop().time
@@ -221,7 +211,7 @@ class Lanes:
             )
             return
         state.down = False
-        self._shared.observe(back(clock(), state.name, clock() - lost_s))
+        self._shared.observe(LaneUp(clock(), state.name, clock() - lost_s))
         self._shared.changed()
 
     async def check(self) -> None:

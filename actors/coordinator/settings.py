@@ -37,8 +37,6 @@ class Lane:
     the selection policy does not assign it."""
     feature_layers: tuple[int, ...] = ()
     """The target's layers whose hidden states its drafter reads; for most none."""
-    loading: bool = False
-    """Its drafter is not loaded yet: the lane is down until `host.recover` has done so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,14 +22,14 @@ from actors.coordinator.events import Event, Verified
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
 from actors.hosts.direct import DirectDrafter, make_lookup
-from actors.hosts.fleet import Fleet, load
-from actors.hosts.specs import DrafterSpec, TargetSpec
+from actors.hosts.fleet import Fleet, start_fleet
 from benchmarks.report import Record, paired_ratio, parser, publish
 from benchmarks.serving.closed_loop import closed_loop
 from benchmarks.serving.requests import Request, mixed_requests
 from benchmarks.speculation_choice import SpeculationChoice, add_choices
-from cluster.built_in_models import DRAFTERS, inflated_target, model_path
+from cluster.built_in_models import DRAFTERS
 from cluster.cache import cache_dir
+from cluster.config import DrafterConfig, TargetConfig
 from cluster.config.drafter_kinds import LOOKUPS
 from engine.sampling.params import SamplingParams
 from policies.catalogue import make_schedule, make_selection, make_speculation
@@ -87,34 +87,39 @@ def main() -> None:
     arguments.add_argument("--schedule", default="default")
     options = arguments.parse_args()
     torch.set_num_threads(2)
-    dtype = getattr(torch, options.dtype)
-    target = TargetSpec(inflated_target(options.params), dtype, KV_TOKENS)
-    drafters = [drafter_spec(name) for name in options.drafters]
-    fleet = load(target, drafters, cache_dir() / "profiles")
+    drafters = [drafter_config(name) for name in options.drafters]
+    target = target_config(options.params, options.dtype)
+    fleet = asyncio.run(start_fleet(target, drafters, cache_dir() / "profiles"))
     records = asyncio.run(compare(fleet, drafters, options))
     publish(records, options.json)
 
 
-def drafter_spec(name: str) -> DrafterSpec:
-    """The spec of a built-in model or of a lookup drafter."""
+def target_config(params: int | None, dtype: str) -> TargetConfig:
+    """The built-in target in this process; `params`: to inflate it to."""
+    fields = {"inflate_to": params, "dtype": dtype, "kv_tokens": KV_TOKENS, "placement": "inline"}
+    return TargetConfig.model_validate(fields)
+
+
+def drafter_config(name: str) -> DrafterConfig:
+    """A built-in model in this process, or a lookup."""
     if name in DRAFTERS:
-        return DrafterSpec(name, checkpoint=model_path(name))
+        return DrafterConfig(name=name, model=f"zoo/{name}", placement="inline")
     if name in LOOKUPS:
-        return DrafterSpec(name, kind=name)
+        return DrafterConfig(name=name, kind=name)
     raise SystemExit(f"--drafters: no {name!r}; there are {', '.join((*DRAFTERS, *LOOKUPS))}")
 
 
-def reset_lookups(lanes: Sequence[Lane], drafters: Sequence[DrafterSpec]) -> None:
+def reset_lookups(lanes: Sequence[Lane], drafters: Sequence[DrafterConfig]) -> None:
     """Replaces lookup drafters by empty ones: modes serve the same requests, and must not find the
     outputs of another mode."""
-    specs = {spec.name: spec for spec in drafters}
+    configs = {drafter.name: drafter for drafter in drafters}
     for lane in lanes:
         if isinstance(lane.host, DirectDrafter):
-            lane.host.drafter = make_lookup(specs[lane.view.drafter])
+            lane.host.drafter = make_lookup(configs[lane.view.drafter])
 
 
 async def compare(
-    fleet: Fleet, drafters: Sequence[DrafterSpec], options: argparse.Namespace
+    fleet: Fleet, drafters: Sequence[DrafterConfig], options: argparse.Namespace
 ) -> list[Record]:
     events: list[Event] = []
     names = itertools.count()

@@ -16,7 +16,7 @@ from actors.hosts.protocol import HostLost
 from actors.router.replica_side import Exchange, Pooling, learners_of
 from cluster.config import AppConfig, PoliciesConfig
 from deployments.replica.compile_queue import CompileQueue
-from deployments.replica.host_specs import limits_of
+from deployments.replica.hosts import limits_of
 from engine.request import TargetLimits
 from engine.sampling.params import SamplingParams
 from policies.catalogue import fair, make_schedule, make_selection, make_speculation
@@ -114,8 +114,8 @@ class Service:
                 await self._fleet.load_vocabulary()
 
     async def pool(self, replica: str, exchange: Exchange) -> None:
-        """Exchanges estimates, and what is known of models, with the other replicas, forever."""
-        await Pooling(replica, exchange, self._learners, facts=self._fleet.facts).run()
+        """Exchanges estimates with the other replicas, forever."""
+        await Pooling(replica, exchange, self._learners).run()
 
     def _learners(self) -> dict[str, Pooled]:
         return learners_of(self._policies, self._estimates.acceptance)

@@ -26,11 +26,17 @@ from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, Verified
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits
-from actors.hosts.fleet import Fleet, load
-from actors.hosts.specs import TargetSpec
+from actors.hosts.fleet import Fleet, start_fleet
 from benchmarks.report import Record, parser, publish
 from benchmarks.serving.closed_loop import closed_loop
-from benchmarks.serving.local import KV_TOKENS, MAX_TOKENS, RequestTiming, drafter_spec, serve
+from benchmarks.serving.local import (
+    KV_TOKENS,
+    MAX_TOKENS,
+    RequestTiming,
+    drafter_config,
+    serve,
+    target_config,
+)
 from benchmarks.serving.requests import Request, mixed_requests
 from benchmarks.simulator.acceptance import Acceptance
 from benchmarks.simulator.run import (
@@ -44,7 +50,6 @@ from benchmarks.simulator.run import (
 from benchmarks.simulator.run_report import Report, Tally
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival
-from cluster.built_in_models import TARGET, inflated_target, model_path
 from cluster.cache import cache_dir
 from lab.studies.fit import fit_acceptance
 from lab.studies.recorder import Recorder, Trace
@@ -272,9 +277,9 @@ def add_fleet_arguments(arguments: ArgumentParser) -> None:
 def load_fleet(options: Namespace) -> Fleet:
     """The models that the options name, on two threads."""
     torch.set_num_threads(2)
-    model = inflated_target(options.params) if options.params else model_path(TARGET)
-    target = TargetSpec(model, getattr(torch, options.dtype), KV_TOKENS)
-    return load(target, [drafter_spec(name) for name in options.drafters], cache_dir() / "profiles")
+    target = target_config(options.params or None, options.dtype)
+    drafters = [drafter_config(name) for name in options.drafters]
+    return asyncio.run(start_fleet(target, drafters, cache_dir() / "profiles"))
 
 
 def main() -> None:

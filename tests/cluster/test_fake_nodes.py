@@ -20,12 +20,11 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.hosts.spawn import Actor, Group, VerifierLauncher
+from actors.hosts.spawn import Actor, Group
 from cluster.check import main
 from cluster.config import AppConfig
 from cluster.placement import REPLICA, STRATEGY, Placement, plan
 from deployments.app import build
-from deployments.replica.host_specs import drafter_specs, target_spec
 from engine.errors import SpindleError
 from tests.cluster.probe import Probe, Seat
 
@@ -108,13 +107,12 @@ def test_the_actors_of_a_replica_go_where_the_plan_says(nodes: Cluster) -> None:
     config = AppConfig.model_validate(FITTING)
     placement = plan(config)
     assert placement.target is not None
-    target, (drafter, *_) = target_spec(config, placement), drafter_specs(config, placement)
 
     async def begin(actors: Group) -> None:
         async with asyncio.timeout(90):
             begun = await asyncio.gather(
-                VerifierLauncher(actors, target).launch(0),
-                actors.launch_drafter(drafter, 0, target_vocab_size=2048, life=0),
+                actors.launch_verifier(config.target, 0),
+                actors.launch_drafter(config.drafters[0], "code", config.target, 0),
                 return_exceptions=True,
             )
         for one in begun:
@@ -124,7 +122,7 @@ def test_the_actors_of_a_replica_go_where_the_plan_says(nodes: Cluster) -> None:
                 assert isinstance(one, SpindleError)
 
     with placed(placement) as (group, node):
-        asyncio.run(begin(Group("fake", group)))
+        asyncio.run(begin(Group("fake", group, placement)))
         went = {
             actor["Name"]: actor["Address"]["NodeID"]
             for actor in state.actors().values()

@@ -83,8 +83,6 @@ class Service:
     verifier_lost: Lost = never
     drafter_lost: Lost = never
     drafter_slow: Mapping[int, float] = field(default_factory=dict)
-    loading: bool = False
-    """Whether the lane `near` is still being loaded."""
     events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -100,7 +98,6 @@ class Service:
                 LaneView("near", "near", capacity=8, catch_up_s=CATCH_UP_S),
                 self.near,
                 own_processors=self.own_processors,
-                loading=self.loading,
             ),
             Lane(
                 LaneView("far", "far", capacity=8, catch_up_s=CATCH_UP_S),

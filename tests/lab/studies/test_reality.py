@@ -6,11 +6,9 @@ import pytest
 import torch
 
 from actors.coordinator.estimates import Estimates
-from actors.hosts.fleet import Fleet, load
-from actors.hosts.specs import TargetSpec
-from benchmarks.serving.local import KV_TOKENS, drafter_spec
+from actors.hosts.fleet import Fleet, start_fleet
+from benchmarks.serving.local import drafter_config, target_config
 from benchmarks.serving.requests import mixed_requests
-from cluster.built_in_models import TARGET, model_path
 from lab.studies.reality import (
     RealRun,
     Serving,
@@ -30,10 +28,9 @@ RECORDED, REQUESTS = mixed_requests(18, seed=2), mixed_requests(18)
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
     torch.set_num_threads(1)
-    target = TargetSpec(model_path(TARGET), torch.float32, KV_TOKENS)
-    return load(
-        target, [drafter_spec("tiny"), drafter_spec("ngram")], tmp_path_factory.mktemp("profiles")
-    )
+    target = target_config(None, "float32")
+    drafters = [drafter_config("tiny"), drafter_config("ngram")]
+    return asyncio.run(start_fleet(target, drafters, tmp_path_factory.mktemp("profiles")))
 
 
 def serve(fleet: Fleet, speculation: str, drafter: str) -> tuple[RealRun, Estimates]:
