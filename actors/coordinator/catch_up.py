@@ -17,10 +17,8 @@ round of every request would cost one, and so few can be read when the request s
 _SHARED = 0.005
 """The fraction of the time in which lanes that share processors with the verifier may read."""
 _MOST_READING_S = 0.1
-"""The most reading time that can be saved up, or overdrawn."""
-_SAVING_LASTS_S = 1.0
-"""Reading time is saved for so long after a verification started: time saved while no request ran
-would be spent in the rounds of the next ones."""
+"""What a longer reading counts for: a first call compiles for seconds, which would else stop
+reading for minutes."""
 
 
 class CatchUp:
@@ -39,9 +37,8 @@ class CatchUp:
         self._shared = shared
         self._most_tokens = shared.limits.catch_up_tokens
         self._most_of_prompt = shared.limits.forward_tokens
-        self._reading_s = 0.0
-        """Reading time left to lanes that share processors with the verifier."""
-        self._saved_at_s = 0.0
+        self._shared_after_s = 0.0
+        """When lanes that share processors with the verifier may read again."""
 
     def read_prompts(self, running: Sequence[RequestState]) -> None:
         """Called in every pass: lanes that read features follow the prefill of a long prompt, or
@@ -57,8 +54,7 @@ class CatchUp:
     def start(self, running: Sequence[RequestState], policies: Policies, now: float) -> None:
         """Called when a verification starts: idle lanes read the committed tokens of the requests
         that will probably switch to them."""
-        self._save_reading_time(now)
-        idle = [state.name for state in self._lanes if self._may_read(state)]
+        idle = [state.name for state in self._lanes if self._may_read(state, now)]
         if not idle:
             return
         verified = [request for request in running if request.stage is VERIFYING]
@@ -105,16 +101,11 @@ class CatchUp:
         self._lanes[lane].busy = True
         self._shared.tasks.spawn(self._read_ahead, self._lanes[lane], pieces)
 
-    def _save_reading_time(self, now: float) -> None:
-        passed_s = min(now - self._saved_at_s, _SAVING_LASTS_S)
-        saved_s = self._reading_s + _SHARED * passed_s
-        self._reading_s, self._saved_at_s = min(saved_s, _MOST_READING_S), now
-
-    def _may_read(self, state: LaneState) -> bool:
+    def _may_read(self, state: LaneState, now: float) -> bool:
         lane = state.lane
         if not state.idle or lane.always_drafts:
             return False
-        return lane.own_processors or self._reading_s > 0.0
+        return lane.own_processors or now >= self._shared_after_s
 
     async def _read_ahead(
         self,
@@ -128,9 +119,9 @@ class CatchUp:
             return
         now = asyncio.get_running_loop().time()
         if not state.lane.own_processors and orders[0].score:
-            # Not for prompts, which are read whatever that takes. Bounded below, because a first
-            # call compiles for seconds and would else stop reading for minutes.
-            self._reading_s = max(self._reading_s - (now - started), -_MOST_READING_S)
+            # Not for prompts, which are read whatever that takes.
+            pause_s = min(now - started, _MOST_READING_S) / _SHARED
+            self._shared_after_s = max(now, self._shared_after_s) + pause_s
         for (request, order), answer in zip(pieces, answers, strict=True):
             read = order.prefix.base + len(order.prefix.delta)
             take_answer(request, state.name, answer, upto=read)

@@ -13,7 +13,7 @@ from tests.engine.drafters.orders import Stream
 
 
 def test_limits_arrive_as_the_config_says() -> None:
-    limits = {"slow_drafter_s": 0.2, "probe_after_s": 9}
+    limits = {"slow_drafter_s": 0.2}
     config = AppConfig.model_validate({"limits": limits})
     arrived = limits_of(config)
     assert arrived.kv_tokens == config.target.kv_tokens
