@@ -17,8 +17,10 @@ round of every request would cost one, and so few can be read when the request s
 _SHARED = 0.005
 """The fraction of the time in which lanes that share processors with the verifier may read."""
 _MOST_READING_S = 0.1
-"""What a longer reading counts for: a first call compiles for seconds, which would else stop
-reading for minutes."""
+"""The most reading time that can be saved up, or overdrawn."""
+_SAVING_LASTS_S = 1.0
+"""Reading time is saved for so long after a verification started: time saved while no request ran
+would be spent in the rounds of the next ones."""
 
 
 class CatchUp:
@@ -37,8 +39,9 @@ class CatchUp:
         self._shared = shared
         self._most_tokens = shared.limits.catch_up_tokens
         self._most_of_prompt = shared.limits.forward_tokens
-        self._shared_after_s = 0.0
-        """When lanes that share processors with the verifier may read again."""
+        self._reading_s = 0.0
+        """Reading time left to lanes that share processors with the verifier."""
+        self._saved_at_s = 0.0
 
     def read_prompts(self, running: Sequence[RequestState]) -> None:
         """Called in every pass: lanes that read features follow the prefill of a long prompt, or
@@ -54,7 +57,8 @@ class CatchUp:
     def start(self, running: Sequence[RequestState], policies: Policies, now: float) -> None:
         """Called when a verification starts: idle lanes read the committed tokens of the requests
         that will probably switch to them."""
-        idle = [state.name for state in self._lanes if self._may_read(state, now)]
+        self._save_reading_time(now)
+        idle = [state.name for state in self._lanes if self._may_read(state)]
         if not idle:
             return
         verified = [request for request in running if request.stage is VERIFYING]
@@ -101,11 +105,16 @@ class CatchUp:
         self._lanes[lane].busy = True
         self._shared.tasks.spawn(self._read_ahead, self._lanes[lane], pieces)
 
-    def _may_read(self, state: LaneState, now: float) -> bool:
+    def _save_reading_time(self, now: float) -> None:
+        passed_s = min(now - self._saved_at_s, _SAVING_LASTS_S)
+        saved_s = self._reading_s + _SHARED * passed_s
+        self._reading_s, self._saved_at_s = min(saved_s, _MOST_READING_S), now
+
+    def _may_read(self, state: LaneState) -> bool:
         lane = state.lane
         if not state.idle or lane.always_drafts:
             return False
-        return lane.own_processors or now >= self._shared_after_s
+        return lane.own_processors or self._reading_s > 0.0
 
     async def _read_ahead(
         self,
@@ -119,9 +128,9 @@ class CatchUp:
             return
         now = asyncio.get_running_loop().time()
         if not state.lane.own_processors and orders[0].score:
-            # Not for prompts, which are read whatever that takes.
-            pause_s = min(now - started, _MOST_READING_S) / _SHARED
-            self._shared_after_s = max(now, self._shared_after_s) + pause_s
+            # Not for prompts, which are read whatever that takes. Bounded below, because a first
+            # call compiles for seconds and would else stop reading for minutes.
+            self._reading_s = max(self._reading_s - (now - started), -_MOST_READING_S)
         for (request, order), answer in zip(pieces, answers, strict=True):
             read = order.prefix.base + len(order.prefix.delta)
             take_answer(request, state.name, answer, upto=read)
