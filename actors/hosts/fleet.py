@@ -18,7 +18,9 @@ from actors.hosts.protocol import VerifierHost
 from actors.hosts.spawn import Group
 from actors.hosts.starting import LOG_PROGRESS, Progress, Start, start_all
 from actors.hosts.supervision import Supervised
+from cluster.checkpoints import eagle3_shape
 from cluster.config import DrafterConfig, TargetConfig
+from cluster.config.drafter_kinds import drafter_kind
 from engine.draft_profile import DraftCosts
 from engine.grammar.compiler import Grammars
 from policies.request import LaneView
@@ -60,7 +62,8 @@ async def start_fleet(
     """`group`: creates the actors; not needed without any. `cache_dir`: for profiles; `measure_s`:
     the time that measuring one model may take. Raises HostLost or the error of a model
     (UnsupportedModel, IncompatibleDrafter, ...), after closing all hosts."""
-    verifier = ModelVerifier(_verifier(target, group, limits))
+    layers = _feature_layers(target, drafters)
+    verifier = ModelVerifier(_verifier(target, layers, group, limits))
     models = _models(target, drafters, group, limits)
     closers = [verifier.close, *(model.host.close for model in models)]
     starts = [Start("target", target.placement, verifier.start)]
@@ -100,14 +103,24 @@ class _Model(NamedTuple):
     host: ModelDrafter
 
 
-def _verifier(target: TargetConfig, group: Group | None, limits: Limits) -> Caller:
+def _feature_layers(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> tuple[int, ...]:
+    """The target's layers whose hidden states the heads read."""
+    own = target.architecture().num_hidden_layers
+    heads = [one.header_path() for one in drafters if drafter_kind(one.kind).reads_features]
+    shapes = [eagle3_shape(head, own) for head in heads if head is not None]
+    return tuple(sorted({layer for shape in shapes for layer in shape.aux_layers}))
+
+
+def _verifier(
+    target: TargetConfig, feature_layers: tuple[int, ...], group: Group | None, limits: Limits
+) -> Caller:
     if target.placement == "inline":
         from actors.hosts.inline import verifier_thread  # model code, which takes seconds
 
-        return verifier_thread(target)
+        return verifier_thread(target, feature_layers)
     return Supervised(
         "the verifier",
-        partial(_required(group).launch_verifier, target),
+        partial(_required(group).launch_verifier, target, feature_layers),
         stalled_s=limits.stalled_host_s,
         recovery_s=limits.recovery_s,
         gives_up=True,

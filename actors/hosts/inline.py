@@ -14,8 +14,8 @@ def drafter_thread(drafter: DrafterConfig, lane: str, target: TargetConfig) -> "
     return WorkerThread(f"drafter-{lane}", DrafterWorker(drafter, lane, target))
 
 
-def verifier_thread(target: TargetConfig) -> "WorkerThread":
-    return WorkerThread("verifier", VerifierWorker(target))
+def verifier_thread(target: TargetConfig, feature_layers: tuple[int, ...]) -> "WorkerThread":
+    return WorkerThread("verifier", VerifierWorker(target, feature_layers))
 
 
 class WorkerThread:

@@ -57,14 +57,17 @@ class LoadedTarget:
         )
 
 
-def load_verifier(target: TargetConfig) -> LoadedTarget:
-    """Writes or fetches the checkpoint first where this node has none."""
+def load_verifier(target: TargetConfig, feature_layers: tuple[int, ...] = ()) -> LoadedTarget:
+    """Writes or fetches the checkpoint first where this node has none. `feature_layers`: whose
+    hidden states heads read, which vLLM must know before it loads."""
     checkpoint = target.path()
     dtype = target_dtype(target, checkpoint)
     if target.device == "cpu" and dtype == torch.bfloat16 and not has_bf16_products():
         _LOG.warning(_SLOW_BF16)
-    load = _load_vllm if target.backend == "vllm" else _load_native
-    loaded = load(target, checkpoint, dtype)
+    if target.backend == "vllm":
+        loaded = _load_vllm(target, checkpoint, dtype, feature_layers)
+    else:
+        loaded = _load_native(target, checkpoint, dtype)
     # The capability that configs are checked against (cluster/config/backends.py) is the real one.
     assert loaded.verifier.verifies_trees == BACKENDS[target.backend].trees, target.backend
     return loaded
@@ -130,7 +133,9 @@ def load_drafter(drafter: DrafterConfig, name: str, target: TargetConfig) -> "Lo
     return loaded
 
 
-def _load_vllm(target: TargetConfig, checkpoint: Path, dtype: torch.dtype) -> LoadedTarget:
+def _load_vllm(
+    target: TargetConfig, checkpoint: Path, dtype: torch.dtype, feature_layers: tuple[int, ...]
+) -> LoadedTarget:
     # Imported here, because it takes seconds and changes settings of the process.
     from engine.verifiers.vllm.loading import VllmSpec, load_vllm
     from engine.verifiers.vllm.profile import profile_vllm
@@ -141,6 +146,7 @@ def _load_vllm(target: TargetConfig, checkpoint: Path, dtype: torch.dtype) -> Lo
         target.kv_tokens,
         target.tensor_parallel,
         target.engine_args,
+        feature_layers,
         ray_metrics=target.placement == "actor",
     )
     verifier = load_vllm(vllm_spec)

@@ -118,11 +118,13 @@ class Group:
         await actor.start()
         return actor
 
-    async def launch_verifier(self, target: TargetConfig, life: int) -> Actor:
+    async def launch_verifier(
+        self, target: TargetConfig, feature_layers: tuple[int, ...], life: int
+    ) -> Actor:
         bundle = self.placement.target if self.placement else None
         name = f"spindle:{self.name}:verifier:{life}"
         create = self._options(name, target, target.gpus * target.tensor_parallel, bundle).remote
-        actor = Actor(create(name, target.threads, VERIFIER_WORKER, target))
+        actor = Actor(create(name, target.threads, VERIFIER_WORKER, target, feature_layers))
         await actor.start()
         return actor
 

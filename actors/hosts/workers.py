@@ -82,11 +82,13 @@ class DrafterWorker:
 
 
 class VerifierWorker:
-    def __init__(self, target: TargetConfig) -> None:
+    def __init__(self, target: TargetConfig, feature_layers: tuple[int, ...] = ()) -> None:
+        """`feature_layers`: as in `load_verifier`."""
         self._config = target
+        self._feature_layers = feature_layers
 
     def load(self) -> None:
-        self._loaded = load_verifier(self._config)
+        self._loaded = load_verifier(self._config, self._feature_layers)
         self._verifier = self._loaded.verifier
         self._warm_up()
 

@@ -19,8 +19,8 @@ class Backend:
     """Splits the target over several tensor-parallel ranks, which it starts itself."""
     quantized: bool
     """Reads quantized checkpoints."""
-    features: bool
-    """Hands out hidden states, which some kinds of drafters read."""
+    embeddings: bool
+    """Hands out layer 0 as well, among the hidden states that some kinds of drafters read."""
 
 
 BACKENDS: Mapping[str, Backend] = {
@@ -31,7 +31,7 @@ BACKENDS: Mapping[str, Backend] = {
         layouts=True,
         ranks=False,
         quantized=False,
-        features=True,
+        embeddings=True,
     ),
     "vllm": Backend(
         trees=False,
@@ -40,7 +40,7 @@ BACKENDS: Mapping[str, Backend] = {
         layouts=False,
         ranks=True,
         quantized=True,
-        features=False,
+        embeddings=False,
     ),
 }
 

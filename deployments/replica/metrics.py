@@ -103,10 +103,9 @@ class Metrics:
         self._sum_up()
         self._series.export()
 
-    def set_load(self, running: float, waiting: float, regret: float) -> None:
+    def set_load(self, running: float, waiting: float) -> None:
         self._series.set("running", running)
         self._series.set("waiting", waiting)
-        self._series.set("regret", regret)
 
     def set_kv(self, kv: KvState) -> None:
         for state, blocks in zip(KV_STATES, (kv.free, kv.used, kv.cached), strict=True):

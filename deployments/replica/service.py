@@ -13,7 +13,7 @@ from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Policies
 from actors.hosts.fleet import Fleet
 from actors.hosts.protocol import HostLost
-from actors.router.replica_side import Exchange, Pooling, learners_of
+from actors.router.replica_side import Exchange, Pooling
 from cluster.config import AppConfig, PoliciesConfig
 from deployments.replica.compile_queue import CompileQueue
 from deployments.replica.hosts import limits_of
@@ -21,8 +21,7 @@ from engine.request import TargetLimits
 from engine.sampling.params import SamplingParams
 from policies.catalogue import fair, make_schedule, make_selection, make_speculation
 from policies.estimates.output_lengths import LearnedLengths
-from policies.pooling import Pooled
-from policies.protocols import EstimatesRegret, Schedule
+from policies.protocols import Schedule
 from policies.request import LaneView
 from policies.scheduling.self_ranked import SelfRanked
 
@@ -115,21 +114,12 @@ class Service:
 
     async def pool(self, replica: str, exchange: Exchange) -> None:
         """Exchanges estimates with the other replicas, forever."""
-        await Pooling(replica, exchange, self._learners).run()
-
-    def _learners(self) -> dict[str, Pooled]:
-        return learners_of(self._policies, self._estimates.acceptance)
+        learners = {"acceptance": self._estimates.acceptance}
+        await Pooling(replica, exchange, learners).run()
 
     @property
     def limits(self) -> TargetLimits:
         return self._fleet.verifier.limits
-
-    @property
-    def regret(self) -> float:
-        """The selection policy's estimate of the share of goodput that its present assignment
-        loses; 0 for a policy that has none."""
-        selection = self._policies.selection
-        return selection.regret if isinstance(selection, EstimatesRegret) else 0.0
 
     @property
     def lanes(self) -> list[LaneView]:

@@ -108,7 +108,7 @@ def test_the_actors_of_a_replica_go_where_the_plan_says(nodes: Cluster) -> None:
     async def begin(actors: Group) -> None:
         async with asyncio.timeout(90):
             begun = await asyncio.gather(
-                actors.launch_verifier(config.target, 0),
+                actors.launch_verifier(config.target, (), 0),
                 actors.launch_drafter(config.drafters[0], "code", config.target, 0),
                 return_exceptions=True,
             )

@@ -22,7 +22,7 @@ from engine.sampling.params import SamplingParams
 from engine.tokenizer import load_tokenizer
 from engine.verifiers.native import NativeVerifier
 from policies.catalogue import make_selection, make_speculation
-from policies.cost import LinearCost
+from policies.cost import ForwardCost
 from policies.estimates.output_lengths import LearnedLengths
 from policies.microbatch import MicroBatchParams
 from policies.protocols import Schedule
@@ -60,7 +60,7 @@ async def serve(text: RankerText, form: Form) -> tuple[list[list[int]], Ranker, 
         verifier,
         [],
         Policies(schedule, make_selection("fixed"), make_speculation("off")),
-        Estimates(Costs(LinearCost(0, 1e-5, 0.01), {}, 64, {}, 64), []),
+        Estimates(Costs(ForwardCost(0, 1e-5, 0.01), {}, 64, {}, 64), []),
         Limits(max_batch=2, kv_tokens=8192),
         observe=observe,
     )
@@ -114,7 +114,7 @@ def test_a_schedule_set_later_has_the_requests_ranked_that_are_already_present()
             verifier,
             [],
             policies(fcfs()),
-            Estimates(Costs(LinearCost(0, 1e-5, 0.01), {}, 64, {}, 64), []),
+            Estimates(Costs(ForwardCost(0, 1e-5, 0.01), {}, 64, {}, 64), []),
             Limits(max_batch=2, kv_tokens=8192),
             observe=observe,
         )
@@ -122,20 +122,22 @@ def test_a_schedule_set_later_has_the_requests_ranked_that_are_already_present()
         observers.append(ranker.observe)
         ranking = asyncio.create_task(ranker.run(coordinator))
         prompt = text.encode_chat([{"role": "user", "content": "Count to 14."}])
-        commits = aiter(coordinator.submit("early", prompt, PARAMS))
-        await anext(commits)
+        early, other = (aiter(coordinator.submit(name, prompt, PARAMS)) for name in ("a", "b"))
+        await anext(early)
+        await anext(other)
         before = ranker.requested
-        ranked = SelfRanked(SelfRankedParams(rank="length", batch=4, timeout_s=TIMEOUT_S))
+        ranked = SelfRanked(SelfRankedParams(batch=4, timeout_s=TIMEOUT_S))
         coordinator.use(policies(ranked), MicroBatchParams())
         ranker.use(ranked)
-        async for _commit in commits:
-            pass
+        for commits in (early, other):
+            async for _commit in commits:
+                pass
         await asyncio.sleep(1)
         ranking.cancel()
         await coordinator.close()
         return before, ranker.requested
 
-    assert run(serve_and_switch()) == (0, 1)
+    assert run(serve_and_switch()) == (0, 2)
 
 
 def test_requests_are_quoted_without_the_frame_of_the_chat_template(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.events import Event, Verified
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
-from actors.router.replica_side import Pooling, learners_of
+from actors.router.replica_side import Pooling
 from actors.router.router import KEPT_S, MOST_REPLICAS, Report, Router
-from policies.cost import LinearCost
+from policies.cost import ForwardCost
 from policies.pooling import ByLearner, Pooled, Statistics
 from policies.request import LaneView
 from policies.scheduling.fcfs import fcfs
@@ -105,7 +105,7 @@ class Counter:
 
 
 def pooling(name: str, connection: Connection, learner: Pooled) -> Pooling:
-    return Pooling(name, connection.exchange, lambda: {"counter": learner})
+    return Pooling(name, connection.exchange, {"counter": learner})
 
 
 async def test_pooled_statistics_stay_without_a_router_and_a_new_one_has_them_soon() -> None:
@@ -141,23 +141,6 @@ async def test_an_exchange_that_takes_too_long_is_given_up() -> None:
     task.cancel()
 
 
-async def test_policies_may_be_replaced_between_reports() -> None:
-    connection = Connection(Router())
-    before, after, other = Counter(1.0), Counter(0.0), Counter(10.0)
-    learners: dict[str, Pooled] = {"counter": before}
-    client = Pooling("a", connection.exchange, lambda: learners)
-    other_client = pooling("b", connection, other)
-    await client.report()
-    await other_client.report()
-    assert other.others == 1.0
-    learners = {"counter": after}
-    await client.report()
-    assert after.others == 10.0
-    await asyncio.sleep(20)
-    await other_client.report()
-    assert other.others == 0.0
-
-
 class Replica:
     """A coordinator with a bad and a good drafter, and Hedge to choose between them."""
 
@@ -169,8 +152,8 @@ class Replica:
             Lane(LaneView(NEAR, NEAR, capacity=8), PacedDrafter(lambda: make_drafter(NEAR, 0.02))),
         ]
         views = [lane.view for lane in lanes]
-        cost = LinearCost(0, 0, 0.0003)
-        costs = Costs(LinearCost(0, 1e-5, 0.01), {NEAR: cost, FAR: cost}, 64, {}, 64)
+        cost = ForwardCost(0, 0, 0.0003)
+        costs = Costs(ForwardCost(0, 1e-5, 0.01), {NEAR: cost, FAR: cost}, 64, {}, 64)
         estimates = Estimates(costs, views)
         policies = Policies(fcfs(), Hedge(), Fixed())
         self.coordinator = Coordinator(
@@ -181,8 +164,7 @@ class Replica:
             Limits(max_batch=4, kv_tokens=1024),
             observe=self.observe,
         )
-        self.learners = learners_of(policies, estimates.acceptance)
-        pooling = Pooling(name, connection.exchange, lambda: self.learners)
+        pooling = Pooling(name, connection.exchange, {"acceptance": estimates.acceptance})
         self.task = asyncio.create_task(pooling.run())
 
     def observe(self, event: Event) -> None:
