@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from actors.hosts.protocol import HostLost, HostStalled
+from actors.hosts.protocol import HostLost
 
 _LOG = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Supervised:
         return answer
 
     async def call(self, method: str, *arguments: object) -> Any:
-        """Raises HostLost, or HostStalled after the longer of `stalled_s` and what the orders under
+        """Raises HostLost, also after the longer of `stalled_s` and what the orders under
         way are expected to take."""
         incarnation = self._incarnation
         if incarnation is None:
@@ -93,7 +93,7 @@ class Supervised:
                 answer = await incarnation.call(method, *arguments)
         except TimeoutError as error:
             self._lose(incarnation)
-            raise HostStalled(f"{self.name} gave no answer for {allowed_s:.1f} s") from error
+            raise HostLost(f"{self.name} gave no answer for {allowed_s:.1f} s") from error
         except HostLost as error:
             self._lose(incarnation)
             raise HostLost(f"{self.name} is lost: {error}") from error
