@@ -122,7 +122,7 @@ def load_drafter(drafter: DrafterConfig, name: str, target: TargetConfig) -> "Lo
     of_target = {"target": target.path()} if kind.reads_features else {}
     loaded: LoadedDrafter = kind.maker()(
         name,
-        drafter.path(),
+        target.path() if kind.copies_target else drafter.path(),
         dtype=_dtype(drafter.dtype),
         device=drafter.device,
         kv_tokens=drafter.kv_capacity(target),

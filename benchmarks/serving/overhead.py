@@ -188,7 +188,7 @@ async def local_coordinator() -> Coordinator:
 
 
 async def load_hosts(drafter: Placement) -> Fleet:
-    target = target_config(None, "float32")
+    target = target_config(None, None, "float32")
     drafters = [DrafterConfig(name="tiny", model="zoo/tiny", placement=drafter)]
     return await start_fleet(target, drafters, cache_dir() / "profiles", Group("overhead"))
 

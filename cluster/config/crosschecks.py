@@ -151,6 +151,24 @@ def check_heads(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None
             )
 
 
+def check_copies(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:
+    """Checks that a copy has floats to round, and a target that is slower than itself."""
+    method = quantization(target.header_path())
+    for number, drafter in enumerate(drafters):
+        if not drafter_kind(drafter.kind).copies_target:
+            continue
+        if method is not None:
+            raise ValueError(
+                f"drafters.{number}.kind: {drafter.kind} rounds floats, and the weights of "
+                f"{target.model} are quantized ({method}); choose another kind"
+            )
+        if target.runs_quantized:
+            raise ValueError(
+                f"drafters.{number}.kind: the target's own weights are quantized, so a copy drafts "
+                "no faster than the target decodes; set target.quantize: none, or leave it out"
+            )
+
+
 def check_vocabulary(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:
     """Checks that drafters have the target's vocabulary, because drafts are sent as token ids."""
     size = target.architecture().vocab_size

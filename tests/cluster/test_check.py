@@ -48,6 +48,7 @@ def test_the_table_shows_every_process_and_what_it_takes(
         "drafters": [
             {"name": "a", "model": str(model), "kv_tokens": 20_000, "instances": 2},
             {"name": "ngram", "kind": "ngram"},
+            {"name": "copy", "kind": "quantized", "quantize": "int8", "kv_tokens": 10_000},
         ],
     }
     node = "CPU=16,memory=8GB"
@@ -57,7 +58,9 @@ def test_the_table_shows_every_process_and_what_it_takes(
     assert table["replica"] == ["0", "0", "0.05", "1", "0.0", "0.0", "600.0"]
     assert table["verifier"] == ["0", "0", "0.05", "6", "2.0", "2.6", "604.6"]
     assert table["a/0"] == table["a/1"] == ["0", "0", "0.05", "1", "4.0", "10.2", "614.2"]
-    assert table["sum"] == ["0", "0.2", "9", "10.0", "23.0", "2,433.0"]
+    # 4 bytes a weight while it is loaded and 8.5 bits after; keys and values of 2 bytes.
+    assert table["copy"] == ["0", "0", "0.05", "1", "5.1", "2.6", "607.6"]
+    assert table["sum"] == ["0", "0.25", "10", "15.1", "25.6", "3,040.7"]
     assert "note" not in table
 
 

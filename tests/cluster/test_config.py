@@ -24,6 +24,7 @@ from tests.cluster.checkpoints import write
 TINY = {"name": "tiny", "model": "zoo/tiny"}
 NGRAM = {"name": "ngram", "kind": "ngram"}
 SUFFIX = {"name": "suffix", "kind": "suffix"}
+COPY = {"name": "copy", "kind": "quantized"}
 VLLM = {"backend": "vllm"}
 
 
@@ -89,6 +90,15 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
         ("drafters.0: past_tokens: .* not ngram", {"drafters": [NGRAM | {"past_tokens": 9}]}),
         ("drafters.0: past_tokens: .* not model", {"drafters": [TINY | {"past_tokens": 9}]}),
         ("drafters.0.past_tokens", {"drafters": [SUFFIX | {"past_tokens": -1}]}),
+        ("drafters.0: quantize: .* not model", {"drafters": [TINY | {"quantize": "int8"}]}),
+        ("drafters.0.quantize: ", {"drafters": [COPY | {"quantize": "none"}]}),
+        ("model: quantized copies the target", {"drafters": [TINY | COPY]}),
+        ("dtype: quantized copies the target", {"drafters": [COPY | {"dtype": "float32"}]}),
+        ("gpus: quantized .* kind: eagle3", {"drafters": [COPY | {"gpus": 0.1}]}),
+        (
+            "drafters.0.kind: .* set target.quantize: none",
+            {"target": {"quantize": "int8"}, "drafters": [COPY]},
+        ),
         ("model: ngram runs no model", {"drafters": [NGRAM | {"model": "zoo/tiny"}]}),
         (
             "placement: ngram .* set inline",
@@ -222,6 +232,8 @@ def test_quantized_weights_are_refused_where_they_are_not_read(tmp_path: Path) -
     assert "are quantized (awq), which backend native does not read" in line
     assert "target.backend: vllm" in line
     AppConfig.model_validate({"target": target | {"backend": "vllm"}})
+    (line,) = refused({"target": target | {"backend": "vllm"}, "drafters": [COPY]})
+    assert line.startswith("drafters.0.kind: quantized rounds floats")
     drafter = {"name": "small", "model": quantized}
     (line,) = refused({"target": {"model": "zoo/target"}, "drafters": [drafter]})
     assert line.startswith("drafters.0.model: the weights of")

@@ -335,7 +335,7 @@ def test_drafts_beside_a_failing_request_are_unchanged(
             for answer in isolated(drafter, drafter.draft, orders, probe=lambda: None):
                 if isinstance(answer, Draft):
                     drafted[answer.request, length] = answer.tree.tokens.tolist()
-            runner._model.kv.check()
+            runner.model.kv.check()
         return drafted
 
     undisturbed = drafts()

@@ -35,11 +35,13 @@ def test_the_suffix_drafter_keeps_as_many_tokens_as_configured() -> None:
     assert known == [200, 300]
 
 
-def test_only_heads_keep_as_many_tokens_as_the_target_by_default(tmp_path: Path) -> None:
-    head, model = write_zoo_head(tmp_path / "head"), {"name": "a", "model": "zoo/tiny"}
+def test_heads_and_copies_keep_as_many_tokens_as_the_target_by_default(tmp_path: Path) -> None:
+    head, copy = write_zoo_head(tmp_path / "head"), {"name": "copy", "kind": "quantized"}
     target = {"model": "zoo/target", "kv_tokens": 70_000, "swap_tokens": 1000}
-    config = AppConfig.model_validate({"target": target, "drafters": [head, model]})
-    assert [one.kv_capacity(config.target) for one in config.drafters] == [71_000, 32_768]
+    drafters = [head, copy, {"name": "a", "model": "zoo/tiny"}]
+    config = AppConfig.model_validate({"target": target, "drafters": drafters})
+    kept = [drafter.kv_capacity(config.target) for drafter in config.drafters]
+    assert kept == [71_000, 70_000, 32_768]
 
 
 def test_a_replica_imports_no_model_code_itself() -> None:
