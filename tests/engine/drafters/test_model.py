@@ -18,6 +18,7 @@ from policies.tree import DraftTree
 from tests import reference
 from tests.checkpoints import CONTEXT, VOCAB, llama
 from tests.engine.drafters.orders import Stream, assert_equal, beam_search
+from tests.policies.tree_lists import path_confidence
 
 GREEDY = SamplingParams(temperature=0)
 SEEDED = SamplingParams(temperature=1.0)
@@ -248,7 +249,7 @@ def test_the_policy_decides_before_each_level_which_requests_go_on(runner: Recor
         (2, ["all"]),
     ]
     assert [len(frontier) for frontier in steps[0].frontier] == [0, 0, 0]
-    path = full.path_confidence()
+    path = path_confidence(full)
     assert steps[1].frontier[1].tolist() == path[:2].tolist()
     assert steps[2].frontier[0].tolist() == path[2:4].tolist()
     assert runner.steps == 2, "a forward for a request that stopped"

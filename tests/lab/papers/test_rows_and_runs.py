@@ -13,7 +13,6 @@ from lab.papers.arrivals import arrivals
 from lab.papers.bounds import bounds
 from lab.papers.cells import Cell, cell, settings
 from lab.papers.counting import count_claims
-from lab.papers.experiment import build_experiment
 from lab.papers.measuring import measure
 from lab.papers.native import measure_native
 from lab.papers.rank_prompts import PREFIX, PredictedLengths, RankPrompting, with_prompts
@@ -213,14 +212,6 @@ def drawn(paper: str, case: Mapping[str, Scalar], seed: int = 0) -> list[Arrival
 
 QWEN: dict[str, Scalar] = {"machine": "qwen", "dataset": "peak", "workload": "fluctuating"}
 FLUCTUATING: dict[str, Scalar] = {"dataset": "equal", "workload": "fluctuating"}
-
-
-def test_all_arms_get_the_same_requests(tmp_path: Path) -> None:
-    ours, theirs = (
-        build_experiment(cell("laps_sd", arm, {**BURST, "requests": 10}), tmp_path).requests
-        for arm in ("laps_sd", "las")
-    )
-    assert ours == theirs
 
 
 def test_a_trace_is_replayed_at_the_rate_of_the_case(tmp_path: Path) -> None:
