@@ -10,23 +10,20 @@ import argparse
 import asyncio
 import subprocess
 import sys
-from collections.abc import Sequence
-
-import torch
+from collections.abc import Mapping, Sequence
 
 from actors.hosts.fleet import start_fleet
-from actors.hosts.specs import DrafterSpec, TargetSpec
-from cluster.built_in_models import TARGET, model_path, smollm2_path
+from cluster.built_in_models import SMOLLM2
 from cluster.cache import cache_dir
-from cluster.config import AppConfig
+from cluster.config import AppConfig, DrafterConfig, TargetConfig
 from cluster.config.drafter_kinds import LOOKUPS
 from cluster.fetch import main as fetch
 from deployments.replica.service import Service
 from engine.cpu.prepack import fast_dtype
 
 _KV_TOKENS = 4096
-_LOOKUPS = tuple(DrafterSpec(kind, kind=kind) for kind in LOOKUPS)
-_BUILT_IN = (DrafterSpec("tiny", checkpoint=model_path("tiny")), *_LOOKUPS)
+_LOOKUPS = tuple(DrafterConfig(name=kind, kind=kind) for kind in LOOKUPS)
+_BUILT_IN = (DrafterConfig(name="tiny", model="zoo/tiny", placement="inline"), *_LOOKUPS)
 
 
 def main() -> None:
@@ -36,18 +33,19 @@ def main() -> None:
     print("Compiling loops for this processor, about a minute the first time ...", flush=True)
     with subprocess.Popen([sys.executable, "-m", "engine.precompile"]) as compiling:
         if built_in or fetch([]):
-            for dtype in {torch.float32, fast_dtype("cpu")} if built_in else {fast_dtype("cpu")}:
-                target = TargetSpec(model_path(TARGET), dtype, kv_tokens=_KV_TOKENS)
-                asyncio.run(_serve(target, _BUILT_IN))
+            fast = str(fast_dtype("cpu")).removeprefix("torch.")
+            for dtype in {"float32", fast} if built_in else {fast}:
+                asyncio.run(_serve({"model": "zoo/target", "dtype": dtype}, _BUILT_IN))
         else:
-            target = TargetSpec(smollm2_path(), None, kv_tokens=_KV_TOKENS, quantize="auto")
-            asyncio.run(_serve(target, _LOOKUPS))
+            asyncio.run(_serve({"model": SMOLLM2}, _LOOKUPS))
     if compiling.returncode:
         raise SystemExit(compiling.returncode)
 
 
-async def _serve(target: TargetSpec, drafters: Sequence[DrafterSpec]) -> None:
+async def _serve(model: Mapping[str, str], drafters: Sequence[DrafterConfig]) -> None:
     """Serves one warm-up."""
+    fields = {**model, "kv_tokens": _KV_TOKENS, "placement": "inline"}
+    target = TargetConfig.model_validate(fields)
     fleet = await start_fleet(target, drafters, cache_dir() / "profiles", measure_s=0.0)
     service = Service(AppConfig(), fleet)
     await service.warm_up()
