@@ -274,7 +274,7 @@ async def test_a_verifier_that_hangs_is_killed_and_replaced(
     reading = Reading(served, "hung-verifier")
     await reading.midway()
     os.kill(stopped, signal.SIGSTOP)
-    assert await reading.whole() == plain
+    assert await reading.whole(STARTS_S) == plain
     (down,) = served.seen(VerifierDown)
     assert "gave no answer" in down.error
     await until(lambda: not runs(stopped))
