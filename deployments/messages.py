@@ -1,8 +1,8 @@
 """The messages between an ingress and a replica: dicts of plain values and of records that the
 engine, the policies and the coordinator have for them.
 
-A replica sends one message per verdict, never one per token, because every message costs a call
-between processes.
+A replica sends one message per verdict or for several, never one per token, because every message
+costs a call between processes.
 """
 
 from collections import Counter
@@ -59,6 +59,9 @@ class StreamRequest(Routed):
     speculation: SpeculationFields
     trace: bool
     """Whether each commit carries a trace of its round."""
+    pause_s: float
+    """The commits of so long come in one message, as each one costs processor time here and there;
+    0: each as soon as it is there, for a client that reads along."""
 
 
 class Heartbeat(TypedDict):

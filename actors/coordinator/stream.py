@@ -3,7 +3,9 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 
 from engine.errors import SpindleError
 from engine.protocol import Commit
@@ -75,6 +77,8 @@ class Stream:
         # one reader an asyncio.Queue would do no more, and cost a round of 32 requests 4 µs more.
         self._events: deque[Commit | SpindleError] = deque()
         self._has_events = asyncio.Event()
+        self._ends = asyncio.Event()
+        """Set with the last event."""
         self._delivered = 0
         self._acknowledged = 0
         self._done = False
@@ -87,11 +91,14 @@ class Stream:
         self._delivered = commit.first_index + len(commit.token_ids)
         self._events.append(commit)
         self._has_events.set()
+        if commit.finish is not None:
+            self._ends.set()
 
     def fail(self, error: SpindleError) -> None:
         """Raises `error` for the reader after all commits delivered before."""
         self._events.append(error)
         self._has_events.set()
+        self._ends.set()
 
     def acknowledge(self, tokens: int) -> None:
         """`tokens` of the output have reached the client."""
@@ -101,26 +108,48 @@ class Stream:
     def __aiter__(self) -> AsyncIterator[Commit]:
         return self._commits(acknowledging=True)
 
-    def relay(self) -> AsyncGenerator[Commit, None]:
-        """The commits, unacknowledged; raises the coordinator's error if it stops."""
-        return self._commits(acknowledging=False)
+    def relay(self, pause_s: float = 0.0) -> AsyncGenerator[Commit, None]:
+        """The commits, unacknowledged; raises the coordinator's error if it stops. `pause_s`: those
+        of so long are joined to one."""
+        return self._commits(acknowledging=False, pause_s=pause_s)
 
-    async def _commits(self, acknowledging: bool) -> AsyncGenerator[Commit, None]:
+    async def _commits(
+        self, acknowledging: bool, pause_s: float = 0.0
+    ) -> AsyncGenerator[Commit, None]:
         try:
             while not self._done:
                 while not self._events:
                     self._has_events.clear()
                     await self._has_events.wait()
+                if pause_s:
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._ends.wait(), pause_s)
                 event = self._events.popleft()
                 if isinstance(event, SpindleError):
                     self._done = True
                     raise event
+                if pause_s:
+                    event = self._with_later(event)
                 self._done = event.finish is not None
                 yield event
                 if acknowledging:
                     self.acknowledge(event.first_index + len(event.token_ids))
         finally:
             self.close()
+
+    def _with_later(self, first: Commit) -> Commit:
+        """Joins it with the commits after it that have been delivered."""
+        commits = [first]
+        while self._events and not isinstance(later := self._events[0], SpindleError):
+            commits.append(later)
+            self._events.popleft()
+        logprobs = first.logprobs
+        return first._replace(
+            token_ids=tuple(chain.from_iterable(commit.token_ids for commit in commits)),
+            logprobs=logprobs
+            and tuple(chain.from_iterable(commit.logprobs or () for commit in commits)),
+            finish=commits[-1].finish,
+        )
 
     def close(self) -> None:
         self._done = True

@@ -119,7 +119,7 @@ class Replica:
         self._heartbeat_monitor.add_stream(name, ingress)
         try:
             yield {"kind": "accepted", "replica": self._name}
-            async with aclosing(stream.relay()) as commits:
+            async with aclosing(stream.relay(request["pause_s"])) as commits:
                 async for commit in commits:
                     yield messages.committed(commit, stream.statistics)
         except Cancelled:

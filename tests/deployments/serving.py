@@ -204,6 +204,7 @@ def request(name: str, **changes: Any) -> StreamRequest:
         "scope": SHARED,
         "speculation": {"enabled": True, "drafter": None, "max_depth": None},
         "trace": False,
+        "pause_s": 0.0,
         "avoid": [],
         "routed_to": None,
     }

@@ -21,6 +21,10 @@ from engine.scopes import Scope
 from policies.ranges import DRAWN_SEED_BITS
 from policies.request import Slo
 
+_PAUSE_S = 0.1
+"""Between the messages of a request whose client reads the whole answer at once. What a lost
+replica had computed since its last message is computed again."""
+
 
 class StreamRequestBuilder:
     """Checks what does not depend on load, so that a replica refuses a request only for lack of
@@ -73,6 +77,8 @@ class StreamRequestBuilder:
         prompts, field = await self._encoded(request, tenant), prompt_field(request)
         slo = self._slo(request)
         speculation = self._speculation(request)
+        # A stop string ends a request here, so what comes after it would be computed in vain.
+        pause_s = 0.0 if request.stream or request.stops else _PAUSE_S
         scope_tenant = tenant if self._config.isolates_tenants else ""
         choices: list[StreamRequest] = []
         for prompt_ids in prompts:
@@ -98,6 +104,7 @@ class StreamRequestBuilder:
                         "scope": Scope(scope_tenant, request.cache_salt or ""),
                         "speculation": speculation,
                         "trace": request.spindle.trace,
+                        "pause_s": pause_s,
                         "avoid": [],
                         "routed_to": None,
                     }
