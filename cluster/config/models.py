@@ -235,10 +235,8 @@ class DrafterConfig(Section):
             if field in self.model_fields_set:
                 raise ValueError(f"{field}: {self.kind} copies the target; leave it out")
         if self.gpus:
-            raise ValueError(
-                f"gpus: {self.kind} has kernels for CPUs only; set 0, or kind: model with a small "
-                "model of the target's family, or kind: eagle3"
-            )
+            problem = f"{self.kind} has kernels for CPUs only; set 0, or kind: model or eagle3"
+            raise ValueError(f"gpus: {problem}")
 
     def _is_a_lookup(self) -> Self:
         if self.placement == "actor":
