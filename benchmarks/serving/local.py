@@ -25,17 +25,16 @@ from actors.coordinator.events import Event, Verified
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
 from actors.hosts.direct import DirectDrafter, make_lookup
-from actors.hosts.fleet import Fleet, load
-from actors.hosts.specs import DrafterSpec, TargetSpec
+from actors.hosts.fleet import Fleet, start_fleet
 from benchmarks.real.prompts import real_prompts
 from benchmarks.report import Record, parser, publish
 from benchmarks.serving.closed_loop import closed_loop
 from benchmarks.serving.requests import Request, mixed_requests
 from benchmarks.speculation_choice import SpeculationChoice, add_choices
-from cluster.built_in_models import DRAFTERS, inflated_target, model_path
+from cluster.built_in_models import DRAFTERS
 from cluster.cache import cache_dir
+from cluster.config import DrafterConfig, TargetConfig
 from cluster.config.drafter_kinds import LOOKUPS
-from cluster.sources import checkpoint_folder
 from engine.sampling.params import SamplingParams
 from policies.catalogue import make_schedule, make_selection, make_speculation
 from policies.microbatch import MicroBatchParams
@@ -102,16 +101,11 @@ def main() -> None:
     if (options.model is None) != (options.data is None):
         arguments.error("--model: a target besides the zoo's is asked the prompts of --data DIR")
     torch.set_num_threads(2)
-    dtype = getattr(torch, options.dtype)
     zoo = options.model is None
-    checkpoint = inflated_target(options.params) if zoo else checkpoint_folder(options.model)
-    target = TargetSpec(checkpoint, dtype, KV_TOKENS)
-    drafters = [
-        copy_spec(name, checkpoint) if name in COPIES else drafter_spec(name)
-        for name in options.drafters
-    ]
-    fleet = load(target, drafters, cache_dir() / "profiles")
-    ask = mixed_requests if zoo else partial(real_requests, options.data, checkpoint)
+    target = target_config(options.model, options.params if zoo else None, options.dtype)
+    drafters = [drafter_config(name) for name in options.drafters]
+    fleet = asyncio.run(start_fleet(target, drafters, cache_dir() / "profiles"))
+    ask = mixed_requests if zoo else partial(real_requests, options.data, target.path())
     records = asyncio.run(compare(fleet, drafters, options, ask))
     publish(records, options.json)
 
@@ -120,33 +114,37 @@ def real_requests(data: Path, checkpoint: Path, count: int, seed: int = 1) -> Se
     return real_prompts(data, checkpoint, seed=seed)[:count]
 
 
-def copy_spec(quantize: str, target: Path) -> DrafterSpec:
-    """The spec of a copy of the target."""
-    return DrafterSpec(quantize, "quantized", checkpoint=target, options={"quantize": quantize})
+def target_config(model: str | None, params: int | None, dtype: str) -> TargetConfig:
+    """A target in this process, by default the built-in one; `params`: to inflate that to."""
+    fields = {"inflate_to": params, "dtype": dtype, "kv_tokens": KV_TOKENS, "placement": "inline"}
+    return TargetConfig.model_validate(fields if model is None else fields | {"model": model})
 
 
-def drafter_spec(name: str) -> DrafterSpec:
-    """The spec of a built-in model or of a lookup drafter."""
+def drafter_config(name: str) -> DrafterConfig:
+    """A built-in model in this process, a copy of the target, or a lookup."""
+    if name in COPIES:
+        fields = {"name": name, "kind": "quantized", "quantize": name, "placement": "inline"}
+        return DrafterConfig.model_validate(fields)
     if name in DRAFTERS:
-        return DrafterSpec(name, checkpoint=model_path(name))
+        return DrafterConfig(name=name, model=f"zoo/{name}", placement="inline")
     if name in LOOKUPS:
-        return DrafterSpec(name, kind=name)
+        return DrafterConfig(name=name, kind=name)
     known = ", ".join((*DRAFTERS, *LOOKUPS, *COPIES))
     raise SystemExit(f"--drafters: no {name!r}; there are {known}")
 
 
-def reset_lookups(lanes: Sequence[Lane], drafters: Sequence[DrafterSpec]) -> None:
+def reset_lookups(lanes: Sequence[Lane], drafters: Sequence[DrafterConfig]) -> None:
     """Replaces lookup drafters by empty ones: modes serve the same requests, and must not find the
     outputs of another mode."""
-    specs = {spec.name: spec for spec in drafters}
+    configs = {drafter.name: drafter for drafter in drafters}
     for lane in lanes:
         if isinstance(lane.host, DirectDrafter):
-            lane.host.drafter = make_lookup(specs[lane.view.drafter])
+            lane.host.drafter = make_lookup(configs[lane.view.drafter])
 
 
 async def compare(
     fleet: Fleet,
-    drafters: Sequence[DrafterSpec],
+    drafters: Sequence[DrafterConfig],
     options: argparse.Namespace,
     ask: Callable[..., Sequence[Request]],
 ) -> list[Record]:

@@ -10,7 +10,6 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from cluster.config.backends import BACKENDS, Backend
 from cluster.config.crosschecks import (
-    check_backend,
     check_copies,
     check_drafters,
     check_formats,
@@ -101,7 +100,6 @@ class AppConfig(Section):
     def _fits_together(self) -> Self:
         check_drafters(self.drafters, self.policies)
         check_inline_gpus(self.target, self.drafters)
-        check_backend(self.target, self.policies)
         check_heads(self.target, self.drafters)
         check_formats(self.target, self.drafters)
         check_ranks(self.target)

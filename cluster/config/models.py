@@ -167,6 +167,10 @@ class TargetConfig(Section):
             return inflated_target(self.inflate_to)
         return checkpoint_folder(self.model)
 
+    @property
+    def device(self) -> str:
+        return _device(self.gpus)
+
     def header_path(self) -> Path:
         """A directory with the model's config.json and tokenizer, perhaps without weights."""
         return header_folder(self.model)
@@ -176,7 +180,7 @@ class DrafterConfig(Section):
     name: DrafterName
     """The name in statistics and in a request's `speculation`."""
     kind: Kind = Field(
-        "model",
+        default="model",
         description="; ".join(f"`{name}`: {kind.about}" for name, kind in DRAFTER_KINDS.items())
         + ".",
     )
@@ -263,6 +267,14 @@ class DrafterConfig(Section):
             return (self.name,)
         return tuple(f"{self.name}/{number}" for number in range(self.instances))
 
+    @property
+    def is_lookup(self) -> bool:
+        return drafter_kind(self.kind).lookup
+
+    @property
+    def device(self) -> str:
+        return _device(self.gpus)
+
     def kv_capacity(self, target: TargetConfig) -> int:
         """`kv_tokens`, or its default beside this target."""
         if self.kv_tokens is not None:
@@ -281,6 +293,10 @@ class DrafterConfig(Section):
 
     def header_path(self) -> Path | None:
         return None if self.model is None else header_folder(self.model)
+
+
+def _device(gpus: float) -> str:
+    return "cuda" if gpus else "cpu"
 
 
 def _refuse_what_only_actors_have(section: Section, placement: Placement) -> None:

@@ -132,11 +132,6 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
                 "policies": {"selection": {"name": "fixed", "options": {"drafter": "huge"}}},
             },
         ),
-        (
-            "options.max_width: .* target.backend: native",
-            {"target": VLLM} | speculation("planner", max_width=2),
-        ),
-        ("options.shape.max_width: adaserve", {"target": VLLM} | speculation("adaserve")),
         ("slo_classes.chat: ttft_ms or tpot_ms", {"slo_classes": {"chat": {}}}),
         ("slo_classes.chat.tpot_ms", {"slo_classes": {"chat": {"tpot_ms": 0}}}),
         ("limits: forward_tokens", {"limits": {"max_batch": 8, "forward_tokens": 4}}),
@@ -211,16 +206,6 @@ def test_lanes_are_named_by_instance() -> None:
     ]
 
 
-def test_chains_alone_may_be_asked_of_a_backend_without_trees() -> None:
-    for policy in (
-        speculation("planner"),
-        speculation("planner", max_width=1),
-        speculation("specserve"),
-        speculation("adaserve", shape={"max_width": 1}),
-    ):
-        AppConfig.model_validate({"target": VLLM} | policy)
-
-
 def test_policies_change_alone_and_are_checked_anew() -> None:
     config = AppConfig.model_validate(
         {"target": VLLM, "drafters": [TINY, NGRAM], "limits": {"max_batch": 4}}
@@ -228,8 +213,8 @@ def test_policies_change_alone_and_are_checked_anew() -> None:
     changed = config.with_policies({"speculation": {"name": "specserve"}})
     assert changed.policies.speculation.name == "specserve"
     assert changed == config.model_copy(update={"policies": changed.policies})
-    with pytest.raises(ValidationError, match=r"target\.backend: native"):
-        config.with_policies({"speculation": {"name": "adaserve"}})
+    with pytest.raises(ValidationError, match="no 'huge'; there are tiny, ngram"):
+        config.with_policies({"selection": {"name": "fixed", "options": {"drafter": "huge"}}})
 
 
 def with_config(path: Path, **changes: Any) -> str:
