@@ -31,7 +31,6 @@ class Footprint:
     weights_bytes: int
     """0 if the checkpoint has no safetensors."""
     kv_bytes: int
-    swap_bytes: int = 0
 
     @property
     def gpu_bytes(self) -> int:
@@ -41,7 +40,7 @@ class Footprint:
     def host_bytes(self) -> int:
         """Memory on the node, including weights and KV unless the process has a GPU."""
         models = 0 if self.gpus else self.weights_bytes + self.kv_bytes
-        return RUNTIME_BYTES + self.swap_bytes + models
+        return RUNTIME_BYTES + models
 
 
 def footprints(config: AppConfig, placement: Placement) -> list[Footprint]:
@@ -50,8 +49,7 @@ def footprints(config: AppConfig, placement: Placement) -> list[Footprint]:
     gpus = placement.replica_options["num_gpus"]
     weights = sum(weights for weights, _ in inline)
     kv = sum(kv for _, kv in inline)
-    swap = _swap_bytes(config.target) if config.target.placement == "inline" else 0
-    own = Footprint("replica", REPLICA, gpus, OWN_CPUS, config.threads, weights, kv, swap)
+    own = Footprint("replica", REPLICA, gpus, OWN_CPUS, config.threads, weights, kv)
     return [own, *_target(config.target, placement), *_lanes(config, placement)]
 
 
@@ -74,7 +72,6 @@ def _target(target: TargetConfig, placement: Placement) -> Iterator[Footprint]:
             target.threads * target.tensor_parallel,
             weights,
             kv,
-            _swap_bytes(target),
         )
 
 
@@ -102,8 +99,7 @@ def _target_bytes(target: TargetConfig) -> tuple[int, int]:
 
 def _kv_width(target: TargetConfig) -> int:
     """Bytes per value: keys and values beside quantized weights are float16."""
-    halved = _tile_bytes(target, 0) is not None and target.attention == "packed"
-    return 2 if halved else _width(target)
+    return _width(target) if _tile_bytes(target, 0) is None else 2
 
 
 def _tile_bytes(target: TargetConfig, weights: int) -> int | None:
@@ -115,10 +111,6 @@ def _tile_bytes(target: TargetConfig, weights: int) -> int | None:
             return quantized_bytes(target.model)
         case bits:
             return int(weights * _QUANTIZED_BITS[bits] / 8)
-
-
-def _swap_bytes(target: TargetConfig) -> int:
-    return target.swap_tokens * target.architecture().kv_values() * _kv_width(target)
 
 
 def _drafter_bytes(drafter: DrafterConfig, target: TargetConfig) -> tuple[int, int]:

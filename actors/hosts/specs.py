@@ -12,8 +12,6 @@ if TYPE_CHECKING:  # takes a second to import, which a replica whose models are 
     import torch
 
 Backend = Literal["native", "vllm"]
-Attention = Literal["packed", "decomposed", "padded"]
-"""LayoutName of engine/attention/layouts.py, which imports torch."""
 Where = Literal["actor", "inline"]
 """In a Ray actor of its own, or in the coordinator's process."""
 
@@ -43,11 +41,8 @@ class TargetSpec(PlacementSpec):
     dtype: "torch.dtype | None"
     """None: what its device multiplies fastest."""
     kv_tokens: int
-    swap_tokens: int = 0
     backend: Backend = "native"
     quantize: Quantize = "none"
-    attention: Attention = "packed"
-    """The layout of the native backend."""
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     """vLLM's own arguments."""
     tensor_parallel: int = 1

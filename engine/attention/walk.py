@@ -295,9 +295,10 @@ def _mask(arrays: WalkArrays, block: int, group: int, window: int, scores: Float
                 scores[:, row * group : (row + 1) * group, j] = MASKED
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, fastmath=False)
 def exact_total(weights: Floats, h: int, line: int, of_sink: float) -> float:
-    """Without fastmath, which would drop the rounding that makes the sum exact."""
+    """Without fastmath, which would drop the rounding that makes the sum exact, and which numba
+    would take over from the caller if it were not named."""
     return exact_sum(weights, h, line) + of_sink
 
 

@@ -76,8 +76,12 @@ class OutputMatcher:
 
     def allows(self, path: Sequence[int]) -> bool:
         """Whether the output may go on with this path; faster than its mask."""
+        return self.allowed_length(path) == len(path)
+
+    def allowed_length(self, path: Sequence[int]) -> int:
+        """How many of the path's tokens the output may go on with."""
         self._advance(path, self._output)
-        return len(self._tokens) == self._output + len(path)
+        return len(self._tokens) - self._output
 
     def forced(self, path: Sequence[int], most: int) -> list[int]:
         """The tokens after the output and `path` of which each is the only one allowed there, up

@@ -21,6 +21,7 @@ from engine.profiler import (
 )
 from policies.cost import fit_roofline
 from tests.checkpoints import CONTEXT, llama
+from tests.engine.kv import integrity
 
 GRID = Grid(requests=(1, 3), rows=(1, 4), context=(16, 40), rounds=2)
 
@@ -37,7 +38,7 @@ def test_every_shape_is_measured_once_and_nothing_stays_behind(model: PackedMode
     )
     assert all(sample.seconds > 0 for sample in measured)
     assert model.kv.used_blocks == 0
-    model.kv.check()
+    integrity.check(model.kv)
 
 
 def test_rows_of_the_measurement_are_never_taken_for_a_prompts(model: PackedModel) -> None:

@@ -7,12 +7,7 @@ import torch
 
 from actors.hosts.loading import load_verifier, target_dtype
 from actors.hosts.specs import TargetSpec
-from benchmarks.generation import generate
 from cluster.built_in_models import TARGET, model_path
-from cluster.config.models import Attention
-from engine.protocol import Commit
-from engine.sampling.params import SamplingParams
-from engine.verifiers.native import NativeVerifier
 
 
 @pytest.mark.parametrize(
@@ -44,24 +39,3 @@ def test_auto_is_what_the_device_multiplies_fast(
     monkeypatch.setattr("actors.hosts.loading.fast_dtype", lambda _device: fast)
     assert target_dtype(TargetSpec(model_path(TARGET), None, kv_tokens=2048)) == fast
     assert target_dtype(TargetSpec(model_path(TARGET), torch.float32, 2048)) == torch.float32
-
-
-PROMPTS = [[5, 6, 7], list(range(40, 340)), [3], [11, 12] * 20]
-"""Their lengths differ much, so that decomposition cuts them."""
-PARAMS = [
-    SamplingParams(temperature=float(seed % 2), max_tokens=30, seed=seed, ignore_eos=True)
-    for seed in range(len(PROMPTS))
-]
-
-
-@pytest.mark.parametrize("attention", ["decomposed", "padded"])
-def test_every_attention_layout_generates_the_same_tokens(attention: Attention) -> None:
-    def streams(layout: Attention) -> list[tuple[str, tuple[int, ...]]]:
-        spec = TargetSpec(model_path(TARGET), torch.float32, 4096, attention=layout)
-        verifier = load_verifier(spec).verifier
-        assert isinstance(verifier, NativeVerifier)
-        assert verifier._model.layout == layout
-        events = list(generate(verifier, PROMPTS, PARAMS))
-        return [(one.request, tuple(one.token_ids)) for one in events if isinstance(one, Commit)]
-
-    assert streams(attention) == streams("packed")

@@ -9,6 +9,7 @@ from cluster.config import AppConfig
 from cluster.placement import plan
 from deployments.replica.host_specs import drafter_specs, limits_of, target_spec
 from engine.drafters.lookup import SuffixDrafter
+from engine.scopes import SHARED
 from tests.cluster.test_config import write_zoo_head
 from tests.engine.drafters.orders import Stream
 
@@ -28,7 +29,7 @@ def test_the_suffix_drafter_keeps_as_many_tokens_as_configured() -> None:
     drafter = make_lookup(spec)
     assert isinstance(drafter, SuffixDrafter)
     for first in (100, 200, 300):
-        drafter.learn(range(first, first + 5))
+        drafter._past.add(SHARED, range(first, first + 5))
     known = [
         first
         for first in (100, 200, 300)
@@ -48,9 +49,9 @@ def test_heads_are_given_the_target_whose_weights_they_may_take(tmp_path: Path) 
 
 def test_only_heads_keep_as_many_tokens_as_the_target_by_default(tmp_path: Path) -> None:
     head, model = write_zoo_head(tmp_path / "head"), {"name": "a", "model": "zoo/tiny"}
-    target = {"model": "zoo/target", "kv_tokens": 70_000, "swap_tokens": 1000}
+    target = {"model": "zoo/target", "kv_tokens": 70_000}
     config = AppConfig.model_validate({"target": target, "drafters": [head, model]})
-    assert [spec.kv_tokens for spec in drafter_specs(config, plan(config))] == [71_000, 32_768]
+    assert [spec.kv_tokens for spec in drafter_specs(config, plan(config))] == [70_000, 32_768]
 
 
 def test_a_replica_imports_no_model_code_itself() -> None:

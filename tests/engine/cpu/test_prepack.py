@@ -219,7 +219,7 @@ def test_biases_everywhere_and_scaled_positions() -> None:
 def test_a_second_pool_may_share_a_packed_model() -> None:
     model = build(SUPPORTED["llama"])
     first = forward_all(PackedModel(model, kv_tokens=64))
-    second = forward_all(PackedModel(model, kv_tokens=64, layout="padded"))
+    second = forward_all(PackedModel(model, kv_tokens=64))
     torch.testing.assert_close(first, second, atol=1e-4, rtol=0)
     assert stock_logits(model, torch.tensor(PROMPTS[1])).shape == (VOCAB,)
 

@@ -19,6 +19,7 @@ from policies.tree import DraftTree
 from tests import reference
 from tests.checkpoints import CONTEXT, VOCAB, llama
 from tests.engine.drafters.orders import Stream, assert_equal, beam_search
+from tests.engine.kv import integrity
 
 GREEDY = SamplingParams(temperature=0)
 SEEDED = SamplingParams(temperature=1.0)
@@ -392,7 +393,7 @@ def test_forgotten_requests_hold_no_kv() -> None:
     streams = [Stream(name, PROMPT, SEEDED) for name in "abc"]
     trees_of(drafter, [stream.order(depth=3, width=3) for stream in streams])
     drafter.forget(["a", "b", "c", "unknown"])
-    model.kv.check()
+    integrity.check(model.kv)
     assert model.kv.used_blocks == 0
 
 
