@@ -58,8 +58,6 @@ class Fleet:
 
     async def close(self) -> None:
         """Kills all actors; threads end after their present call."""
-        if self.grammars is not None:
-            self.grammars.close()
         for close in self.closers:
             close()
 
@@ -128,7 +126,7 @@ async def start_fleet(
         trees=verifier.limits.trees,
         switch=verify.switch,
     )
-    grammars = Grammars.of(target.checkpoint, verifier.limits.vocab_size, limits.compile_s)
+    grammars = Grammars.of(target.checkpoint, verifier.limits.vocab_size)
     lanes += _lookups(drafters, grammars)
     all_facts = {keys[name]: of_drafter.numbers() for name, of_drafter in facts.items()}
     all_facts[key] = numbers_of_target(verify)

@@ -72,8 +72,8 @@ SETTINGS: dict[str, Schema] = {
     },
     "named ports": {
         "type": "object",
-        "propertyNames": {"pattern": "^[a-z]{1,6}$"},
-        "additionalProperties": span(1, 65535),
+        "patternProperties": {"^[a-z]{1,6}$": span(1, 65535)},
+        "additionalProperties": False,
     },
     "targets": obj("targets", targets=arr(one_of("linux", "mac", "windows"), 1, 3), strip=BOOL),
     "compiler": closed(
