@@ -27,7 +27,7 @@ from engine.protocol import Draft, DraftOrder, Missing, NoRoom, Verdict, VerifyO
 from engine.request import TargetLimits
 from engine.sampling.params import SamplingParams
 from policies.catalogue import fair, make_schedule, make_selection, make_speculation
-from policies.cost import LinearCost, RooflineCost
+from policies.cost import ForwardCost
 from policies.protocols import StepRule
 from policies.request import LaneView
 from policies.tree import DraftTree
@@ -132,8 +132,8 @@ async def own_ms(draft: str, requests: int, speculation: str) -> float:
         Lane(LaneView(name, name, requests), TableDrafter(DRAFTS[draft], excluded)) for name in "ab"
     ]
     costs = Costs(
-        RooflineCost(1e-7, 1e-4, 0.02, 128, 3e-4),
-        {lane.view.name: LinearCost(0, 1e-6, 1e-4) for lane in lanes},
+        ForwardCost(1e-7, 1e-4, 0.02, 128, 3e-4),
+        {lane.view.name: ForwardCost(0, 1e-6, 1e-4) for lane in lanes},
         verify_budget=2048,
         draft_budgets={lane.view.name: 2048 for lane in lanes},
         most_tokens=2048,

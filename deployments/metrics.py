@@ -138,11 +138,6 @@ GAUGES = (
     Metric("waiting", "Requests that wait to begin"),
     Metric("down", "1 while it is lost, or a drafter that is not loaded yet", ("host",)),
     Metric("kv_blocks", "Blocks of the target's KV memory, updated every 2 s", ("state",)),
-    Metric(
-        "regret",
-        "Share of goodput that the best drafter for each request would add to the present "
-        "assignment, as the selection policy estimates it",
-    ),
 )
 HISTOGRAMS = (
     Metric("ttft_seconds", "Time from arrival at the replica to the first token", (), _SECONDS),

@@ -20,8 +20,8 @@ from engine.sampling.params import SamplingParams
 from engine.soft_state import CommittedTokens
 from policies.cost import (
     CostModel,
+    ForwardCost,
     ForwardSample,
-    LinearCost,
     fit_linear,
     fit_roofline,
     token_budget,
@@ -41,7 +41,7 @@ _LARGEST_BUDGET = 4096
 class DraftCosts:
     """The cost of a drafter's steps, fitted to its profile."""
 
-    step: LinearCost
+    step: ForwardCost
     token_budget: int
     """AdaServe's B_2: the tokens up to which a draft step takes hardly longer."""
 

@@ -27,8 +27,8 @@ from engine.cpu.row_counts import row_cost_step
 from engine.cpu.threads import most_threads
 from engine.model import PackedModel, Segment
 from policies.cost import (
+    ForwardCost,
     ForwardSample,
-    RooflineCost,
     fit_roofline,
     token_budget,
 )
@@ -108,7 +108,7 @@ class ProfileKey:
 class Profile:
     key: ProfileKey
     samples: tuple[ForwardSample, ...]
-    roofline: RooflineCost
+    roofline: ForwardCost
 
     @classmethod
     def fit(cls, key: ProfileKey, samples: tuple[ForwardSample, ...]) -> "Profile":

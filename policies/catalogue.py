@@ -10,13 +10,13 @@ from typing import Any, Generic, TypeVar, get_type_hints
 from policies.cost import NO_SWITCH, SwitchCost
 from policies.estimates.calibration import Calibration
 from policies.protocols import Schedule, Selection, Speculation
-from policies.scheduling.default import DefaultSchedule, DefaultScheduleParams
+from policies.scheduling.default import DefaultSchedule
 from policies.scheduling.fairness import FairnessParams, FairSchedule
 from policies.scheduling.fcfs import fcfs
 from policies.scheduling.laps_sd import LapsSd, LapsSdParams
 from policies.scheduling.self_ranked import SelfRanked, SelfRankedParams
 from policies.selection.fixed import Fixed, FixedParams
-from policies.selection.hedge import Hedge, HedgeParams
+from policies.selection.hedge import Hedge
 from policies.selection.lbss import Lbss, LbssParams
 from policies.speculation import fixed
 from policies.speculation.adaserve import AdaServe, AdaServeParams
@@ -51,7 +51,7 @@ Schedules = Mapping[str, Entry[Callable[[Any, SwitchCost], Schedule]]]
 SELECTIONS: Selections = {
     "fixed": Entry(FixedParams, lambda params, seed: Fixed(params)),
     "lbss": Entry(LbssParams, Lbss),
-    "hedge": Entry(HedgeParams, lambda params, seed: Hedge(params)),
+    "hedge": Entry(NoParams, lambda params, seed: Hedge()),
 }
 
 SPECULATIONS: Speculations = {
@@ -70,7 +70,7 @@ SCHEDULES: Schedules = {
     "fcfs": Entry(NoParams, lambda params, switch: fcfs()),
     "laps_sd": Entry(LapsSdParams, LapsSd),
     "self_ranked": Entry(SelfRankedParams, lambda params, switch: SelfRanked(params)),
-    "default": Entry(DefaultScheduleParams, lambda params, switch: DefaultSchedule(params)),
+    "default": Entry(NoParams, lambda params, switch: DefaultSchedule()),
 }
 
 

@@ -1,4 +1,4 @@
-"""Cost models of a forward pass: SpecServe's linear one (eq. 2) and a roofline with a knee.
+"""The cost model of a forward pass: SpecServe's linear one (eq. 2), or a roofline with a knee.
 
 In fits and in predictions alike, `context` is the number of KV tokens that a forward reads (the sum
 of its requests' committed tokens), and `tokens` the number of new rows that it computes.
@@ -17,9 +17,14 @@ KNEE_CANDIDATES = 256
 Floats = NDArray[np.float64]
 
 
-class PiecewiseLinear(NamedTuple):
-    """The form that all cost models share and that compiled loops take: linear in context and
-    tokens, with a steeper slope beyond the knee, and optionally a step."""
+class ForwardCost(NamedTuple):
+    """T = α·context + γ·tokens + δ (SpecServe, eq. 2; eq. 5 for the target) up to the knee, where a
+    forward is bound by reading weights; beyond it, where it is bound by computing, each token costs
+    `gamma_more` on top.
+
+    Convex in tokens, except for the optional step of a device that computes any number of tokens
+    above `step_from` as at least `step_to`.
+    """
 
     alpha: float
     """Seconds per context token."""
@@ -38,6 +43,11 @@ class PiecewiseLinear(NamedTuple):
         # Not compiled: for a single value the call into compiled code takes longer than the sum.
         return forward_seconds.py_func(self, float(context), float(tokens))
 
+    @property
+    def piecewise(self) -> "ForwardCost":
+        """As a CostModel; in floats, for which loops are compiled."""
+        return ForwardCost(*map(float, self))
+
 
 class SwitchCost(NamedTuple):
     """The time to preempt a request and to resume it: its KV moves to host memory and back, or is
@@ -54,15 +64,13 @@ class SwitchCost(NamedTuple):
 NO_SWITCH = SwitchCost()
 
 
-class TimePredictor(Protocol):
+class CostModel(Protocol):
     def predict(self, context: float, tokens: float) -> float:
         """Seconds of one forward."""
         ...
 
-
-class CostModel(TimePredictor, Protocol):
     @property
-    def piecewise(self) -> PiecewiseLinear:
+    def piecewise(self) -> ForwardCost:
         """The same model, for compiled loops."""
         ...
 
@@ -76,75 +84,32 @@ class ForwardSample:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class LinearCost:
-    """T = α·context + γ·tokens + δ (SpecServe, eq. 2; eq. 5 for the target)."""
-
-    alpha: float
-    gamma: float
-    delta: float
-
-    def predict(self, context: float, tokens: float) -> float:
-        return self.alpha * context + self.gamma * tokens + self.delta
-
-    @property
-    def piecewise(self) -> PiecewiseLinear:
-        return PiecewiseLinear(float(self.alpha), float(self.gamma), float(self.delta))
-
-
-@dataclass(frozen=True, slots=True)
-class RooflineCost:
-    """As LinearCost up to the knee, where a forward is bound by reading weights; beyond it, where
-    it is bound by computing, each token costs `gamma_more` on top.
-
-    Convex in tokens, except for the optional step of a device that computes any number of tokens
-    above `step_from` as at least `step_to`.
-    """
-
-    alpha: float
-    gamma: float
-    delta: float
-    knee: int
-    gamma_more: float
-    step_from: int = 0
-    step_to: int = 0
-
-    def predict(self, context: float, tokens: float) -> float:
-        return self.piecewise.predict(context, tokens)
-
-    @property
-    def piecewise(self) -> PiecewiseLinear:
-        line = (float(self.alpha), float(self.gamma), float(self.delta))
-        bend = (float(self.knee), float(self.gamma_more))
-        return PiecewiseLinear(*line, *bend, float(self.step_from), float(self.step_to))
-
-
 @njit(cache=True)
-def forward_seconds(cost: PiecewiseLinear, context: float, tokens: float) -> float:
+def forward_seconds(cost: ForwardCost, context: float, tokens: float) -> float:
     if tokens > cost.step_from:
         tokens = max(tokens, cost.step_to)
     beyond = max(0.0, tokens - cost.knee)
     return cost.alpha * context + cost.gamma * tokens + cost.delta + cost.gamma_more * beyond
 
 
-def fit_linear(samples: Sequence[ForwardSample]) -> LinearCost:
+def fit_linear(samples: Sequence[ForwardSample]) -> ForwardCost:
     """Non-negative least squares of relative errors, so that short forwards count as much as long
     ones."""
     context, tokens = _axes(samples)
-    (alpha, gamma, delta), _ = _fit_relative([context, tokens, np.ones_like(tokens)], samples)
-    return LinearCost(alpha, gamma, delta)
+    line, _ = _fit_relative([context, tokens, np.ones_like(tokens)], samples)
+    return ForwardCost(*line)
 
 
 def fit_roofline(
     samples: Sequence[ForwardSample], step_from: int = 0, step_to: int = 0
-) -> RooflineCost:
+) -> ForwardCost:
     """The roofline with the least residual over all knees inside the range of the samples."""
     context, tokens = _axes(samples)
     tokens = np.where(tokens > step_from, np.maximum(tokens, step_to), tokens)
     inside = np.geomspace(
         tokens.min() + 1, max(tokens.max() - 1, tokens.min() + 1), KNEE_CANDIDATES
     )
-    best: RooflineCost | None = None
+    best: ForwardCost | None = None
     least = np.inf
     for knee in np.unique(inside.astype(int)).tolist():
         beyond = np.maximum(0.0, tokens - knee)
@@ -152,12 +117,12 @@ def fit_roofline(
         (alpha, gamma, delta, gamma_more), residual = _fit_relative(columns, samples)
         if residual < least:
             bend = (knee, gamma_more, step_from, step_to)
-            best, least = RooflineCost(alpha, gamma, delta, *bend), residual
+            best, least = ForwardCost(alpha, gamma, delta, *bend), residual
     assert best is not None
     return best
 
 
-def token_budget(cost: RooflineCost, largest: int) -> int:
+def token_budget(cost: ForwardCost, largest: int) -> int:
     """AdaServe's budget of tokens per forward: those up to the knee, at most `largest`.
 
     A fitted knee may be an artefact of noise, so the budget is at least the number of tokens that,
@@ -171,7 +136,7 @@ def token_budget(cost: RooflineCost, largest: int) -> int:
     return max(1, min(largest, int(budget)))
 
 
-def recompute_cost(cost: TimePredictor, chunk: int) -> SwitchCost:
+def recompute_cost(cost: CostModel, chunk: int) -> SwitchCost:
     """The cost of a preemption without swap: its tokens are read again, in chunks of so many."""
     fixed_s = cost.predict(0, 1)
     return SwitchCost(fixed_s, max(0.0, cost.predict(0, chunk) - fixed_s) / chunk)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from policies.tree import ROOT, DraftTree
 
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
@@ -32,19 +33,19 @@ class FlatTrees(NamedTuple):
         return self.starts[1:] - self.starts[:-1]
 
 
-def starts_of(trees: Sequence[DraftTree]) -> Ints:
-    """`FlatTrees.starts` of these trees."""
-    return np.array([*accumulate([len(tree.tokens) for tree in trees], initial=0)], np.int64)
-
-
 def flatten(trees: Sequence[DraftTree]) -> FlatTrees:
     at_least_one = trees or [DraftTree.empty()]
+    starts = np.array([*accumulate([len(tree.tokens) for tree in trees], initial=0)], np.int64)
+    return _joined(starts, at_least_one)
+
+
+def _joined(starts: Ints, parts: Sequence[DraftTree | FlatTrees]) -> FlatTrees:
     return FlatTrees(
-        starts_of(trees),
-        np.concatenate([tree.tokens for tree in at_least_one]),
-        np.concatenate([tree.parents for tree in at_least_one]),
-        np.concatenate([tree.depth for tree in at_least_one]),
-        np.concatenate([tree.confidence for tree in at_least_one]),
+        starts,
+        np.concatenate([part.tokens for part in parts]),
+        np.concatenate([part.parents for part in parts]),
+        np.concatenate([part.depth for part in parts]),
+        np.concatenate([part.confidence for part in parts]),
     )
 
 
@@ -62,7 +63,11 @@ def gather_trees(refs: Sequence[TreeRef]) -> FlatTrees:
     trees = accumulate([len(flat.starts) - 1 for flat in flats], initial=0)
     first = dict(zip(sets, trees, strict=False))
     chosen = np.array([first[id(flat)] + number for flat, number in refs], np.int64)
-    return FlatTrees(*_gather_trees(chosen, *_concatenated(flats)))
+    starts, *columns = _concatenated(flats)
+    sizes = starts[chosen + 1] - starts[chosen]
+    ends = np.cumsum(sizes)
+    nodes = np.arange(sizes.sum()) + np.repeat(starts[chosen] - ends + sizes, sizes)
+    return FlatTrees(np.append(0, ends), *(column[nodes] for column in columns))
 
 
 def _concatenated(flats: Sequence[FlatTrees]) -> FlatTrees:
@@ -71,13 +76,7 @@ def _concatenated(flats: Sequence[FlatTrees]) -> FlatTrees:
         return flats[0]
     nodes = accumulate([len(flat.tokens) for flat in flats], initial=0)
     ends = [flat.starts[1:] + before for flat, before in zip(flats, nodes, strict=False)]
-    return FlatTrees(
-        np.concatenate([flats[0].starts[:1], *ends]),
-        np.concatenate([flat.tokens for flat in flats]),
-        np.concatenate([flat.parents for flat in flats]),
-        np.concatenate([flat.depth for flat in flats]),
-        np.concatenate([flat.confidence for flat in flats]),
-    )
+    return _joined(np.concatenate([flats[0].starts[:1], *ends]), flats)
 
 
 def split(flat: FlatTrees) -> list[DraftTree]:
@@ -159,27 +158,15 @@ def deepest_of(starts: Ints, depth: NDArray[np.int32]) -> Ints:
 
 
 @njit(cache=True)
-def _gather_trees(
-    chosen: Ints,
-    starts: Ints,
-    tokens: NDArray[np.int32],
-    parents: NDArray[np.int32],
-    depth: NDArray[np.int32],
-    confidence: NDArray[np.float32],
-) -> tuple[NDArray[Any], ...]:
-    begins = np.zeros(len(chosen) + 1, np.int64)
-    for place, tree in enumerate(chosen):
-        begins[place + 1] = begins[place] + starts[tree + 1] - starts[tree]
-    nodes = begins[-1]
-    all_tokens, all_parents = np.empty(nodes, np.int32), np.empty(nodes, np.int32)
-    all_depth, all_confidence = np.empty(nodes, np.int32), np.empty(nodes, np.float32)
-    for place, tree in enumerate(chosen):
-        offset = starts[tree] - begins[place]
-        for node in range(begins[place], begins[place + 1]):
-            source = node + offset
-            all_tokens[node], all_parents[node] = tokens[source], parents[source]
-            all_depth[node], all_confidence[node] = depth[source], confidence[source]
-    return begins, all_tokens, all_parents, all_depth, all_confidence
+def path_confidences(flat: FlatTrees) -> Floats:
+    """The product of the confidences from the root to each node."""
+    path = flat.confidence.astype(np.float64)
+    for tree in range(len(flat.starts) - 1):
+        begin = flat.starts[tree]
+        for node in range(begin, flat.starts[tree + 1]):
+            if flat.parents[node] != ROOT:
+                path[node] *= path[begin + flat.parents[node]]
+    return path
 
 
 @njit(cache=True)
@@ -187,17 +174,14 @@ def best_chains(flat: FlatTrees) -> Mask:
     """For each tree the path from the root to a leaf with the largest sum of path confidences: the
     chain with the most expected accepted tokens. Ties go to the first, as siblings are in the
     drafter's order of preference."""
-    nodes = len(flat.tokens)
-    path, total = np.empty(nodes), np.empty(nodes)
+    nodes, total = len(flat.tokens), path_confidences(flat)
     is_leaf, kept = np.ones(nodes, np.bool_), np.zeros(nodes, np.bool_)
     for t in range(len(flat.starts) - 1):
         begin, end = flat.starts[t], flat.starts[t + 1]
         for node in range(begin, end):
-            path[node] = total[node] = flat.confidence[node]
             if flat.parents[node] != ROOT:
                 above = begin + flat.parents[node]
-                path[node] *= path[above]
-                total[node] = total[above] + path[node]
+                total[node] += total[above]
                 is_leaf[above] = False
         best = -1
         for node in range(begin, end):

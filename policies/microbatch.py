@@ -18,15 +18,15 @@ from policies.cost import CostModel
 _ROUNDS = 12
 """Simulated rounds, including the first ones, which fill the pipeline and are not counted."""
 _FILLING_ROUNDS = 4
+_EPSILON = 0.03
+"""The search ends where the predicted throughput falls by more than this share, and a batch is
+split only if that is predicted to gain more."""
+_MOST_PARTS = 8
+"""The most micro-batches of a lane."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchParams:
-    epsilon: float = 0.03
-    """The search ends where the predicted throughput falls by more than this share, and a batch is
-    split only if that is predicted to gain more."""
-    max_parts: int = 8
-    """The most micro-batches of a lane."""
     parts: int | None = None
     """Always so many for a lane with as many requests; null: as many as are predicted to gain."""
 
@@ -71,14 +71,14 @@ def split(
     if params.parts is not None:
         return params.parts
     predictions = [throughput(loads, 1, verify)]
-    most = min(params.max_parts, max((load.requests for load in loads), default=1))
+    most = min(_MOST_PARTS, max((load.requests for load in loads), default=1))
     for count in range(2, most + 1):
         predicted = throughput(loads, count, verify)
-        if predicted < (1 - params.epsilon) * max(predictions):
+        if predicted < (1 - _EPSILON) * max(predictions):
             break
         predictions.append(predicted)
     best = max(predictions)
-    return 1 + predictions.index(best) if best > (1 + params.epsilon) * predictions[0] else 1
+    return 1 + predictions.index(best) if best > (1 + _EPSILON) * predictions[0] else 1
 
 
 def throughput(loads: Sequence[LaneLoad], parts: int, verify: CostModel) -> float:

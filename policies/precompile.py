@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 
 from policies.catalogue import make_selection, make_speculation
-from policies.cost import LinearCost
+from policies.cost import ForwardCost
 from policies.estimates.acceptance import AcceptanceEstimates
 from policies.estimates.calibration import Calibration
 from policies.flat_trees import (
@@ -27,7 +27,7 @@ from policies.tree_counts import count_nodes
 @cache
 def warm_up() -> None:
     """Runs two rounds with the default policies; once per process."""
-    verify, draft = LinearCost(1e-6, 1e-4, 0.01), LinearCost(0.0, 1e-6, 1e-5)
+    verify, draft = ForwardCost(1e-6, 1e-4, 0.01), ForwardCost(0.0, 1e-6, 1e-5)
     lanes = [LaneView("costly", "costly", 4), LaneView("other", "other", 4)]
     acceptance = AcceptanceEstimates([*lanes, LaneView("lookup", "lookup", 4)], free=["lookup"])
     context = RoundContext(verify, {"costly": draft}, 64, {"costly": 64}, 64, acceptance)

@@ -7,7 +7,7 @@ by virtual time.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,17 +90,6 @@ class Selection(Protocol):
     def observe(self, outcomes: Sequence[RoundOutcome]) -> None: ...
 
     def forget(self, request: str) -> None: ...
-
-
-@runtime_checkable
-class EstimatesRegret(Protocol):
-    """A selection policy that estimates what its assignment loses."""
-
-    @property
-    def regret(self) -> float:
-        """The share of goodput by which the present assignment is below the best drafter of each
-        request, capacities aside."""
-        ...
 
 
 class LaneBatch(NamedTuple):

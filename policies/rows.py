@@ -1,6 +1,6 @@
 """Requests as rows of arrays, so that the state of a whole batch is read by one index."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,29 +23,16 @@ class Rows:
         """Rows that have ever been in use."""
         return len(self._row) + len(self._free)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._row)
-
     def get(self, request: str) -> int | None:
         return self._row.get(request)
 
-    def known(self, requests: Sequence[str]) -> Ints | None:
-        """The requests' rows; None where any of them has no row yet."""
-        row = self._row
-        try:
-            return np.array([row[name] for name in requests], np.int64)
-        except KeyError:
-            return None
-
     def of(self, requests: Sequence[str]) -> Ints:
         """The requests' rows; new requests get one."""
-        known = self.known(requests)
-        if known is not None:
-            return known
+        row = self._row
         for name in requests:
-            if name not in self._row:
-                self._row[name] = self._free.pop() if self._free else len(self)
-        return self.of(requests)
+            if name not in row:
+                row[name] = self._free.pop() if self._free else len(self)
+        return np.array([row[name] for name in requests], np.int64)
 
     def drop(self, request: str) -> int | None:
         """Frees the request's row and returns it, for the caller to clear."""

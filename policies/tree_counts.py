@@ -1,13 +1,9 @@
 """What became of the nodes of verified draft trees, counted by drafter and depth for metrics."""
 
-import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-from policies.flat_trees import FlatTrees, Ints
-from policies.tree import ROOT
+from policies.flat_trees import FlatTrees, Floats, Ints, path_confidences
 
-Floats = NDArray[np.float64]
 VERIFIED, EXPECTED, ACCEPTED = range(3)
 """Columns of the counts."""
 
@@ -25,16 +21,13 @@ def count_nodes(
     tree, those of tree t up to ends[t]; a tree with ends[t] = -1 was not verified.
     """
     most = counts.shape[1]
-    path = np.empty(len(trees.tokens))
+    path = path_confidences(trees)
     first = 0
     for t in range(len(ends)):
         if ends[t] < 0:
             continue
         begin, end = trees.starts[t], trees.starts[t + 1]
         for node in range(begin, end):
-            path[node] = trees.confidence[node]
-            if trees.parents[node] != ROOT:
-                path[node] *= path[begin + trees.parents[node]]
             drafter, level = _place(drafters[t], sources, node, trees.depth[node], most)
             counts[drafter, level, VERIFIED] += 1.0
             counts[drafter, level, EXPECTED] += path[node]

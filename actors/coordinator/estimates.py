@@ -15,7 +15,7 @@ from engine.protocol import DraftOrder, fast_new
 from policies.cost import NO_SWITCH, CostModel, SwitchCost
 from policies.estimates.acceptance import AcceptanceEstimates
 from policies.estimates.calibration import Calibration
-from policies.estimates.online_cost import RefinedCost, RefinementParams
+from policies.estimates.online_cost import RefinedCost
 from policies.estimates.overheads import RoundOverheads
 from policies.flat_trees import (
     FlatTrees,
@@ -60,9 +60,10 @@ class CalibrationBuffer:
 
 _WAIT_MEMORY = 0.1
 """Weight of a new round in the running mean of waits: some ten rounds count."""
-_CALLS = RefinementParams(longest_call=100.0)
-"""A small drafter's call may take many times its forwards, which were profiled back to back: it
-changes threads or processes, evaluates the step rule at each level, and runs with cold caches."""
+_LONGEST_CALL = 100.0
+"""In forwards of one token. A small drafter's call may take many times its forwards, which were
+profiled back to back: it changes threads or processes, evaluates the step rule at each level, and
+runs with cold caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class _Verifiable(NamedTuple):
 class Estimates:
     def __init__(self, costs: Costs, lanes: Sequence[LaneView]) -> None:
         self._verify = RefinedCost(costs.verify)
-        self._draft = {lane: RefinedCost(cost, _CALLS) for lane, cost in costs.draft.items()}
+        self._draft = {lane: RefinedCost(cost, _LONGEST_CALL) for lane, cost in costs.draft.items()}
         self._verify_budget = costs.verify_budget
         self._draft_budgets = costs.draft_budgets
         self._most_tokens = costs.most_tokens

@@ -12,7 +12,7 @@ from pathlib import Path
 from actors.hosts.protocol import TargetCosts
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from engine.draft_profile import DraftCosts
-from policies.cost import LinearCost, RooflineCost, SwitchCost
+from policies.cost import ForwardCost, SwitchCost
 
 Facts = Mapping[str, Sequence[float]]
 """What is known of each model, by its key."""
@@ -34,7 +34,7 @@ class DrafterFacts:
     @classmethod
     def of(cls, numbers: Sequence[float]) -> "DrafterFacts":
         alpha, gamma, delta, budget, size, *layers = numbers
-        costs = DraftCosts(LinearCost(alpha, gamma, delta), int(budget))
+        costs = DraftCosts(ForwardCost(alpha, gamma, delta), int(budget))
         return cls(costs, size, tuple(map(int, layers)))
 
 
@@ -44,8 +44,7 @@ def numbers_of_target(costs: TargetCosts) -> list[float]:
 
 def costs_of_target(numbers: Sequence[float]) -> TargetCosts:
     alpha, gamma, delta, knee, gamma_more, step_from, step_to, budget, *switch = numbers
-    bend = (int(knee), gamma_more, int(step_from), int(step_to))
-    verify = RooflineCost(alpha, gamma, delta, *bend)
+    verify = ForwardCost(alpha, gamma, delta, knee, gamma_more, step_from, step_to)
     return TargetCosts(verify, int(budget), SwitchCost(*switch))
 
 

@@ -99,20 +99,6 @@ def make_task(source: Source, rng: random.Random, kind: str | None = None) -> Ta
     return Task(task.kind, _dressed(task.prompt, source, rng), task.answer, task.stated_length)
 
 
-def ends_at_stated_length(task: Task, answer: str) -> bool:
-    """Whether the answer has the stated number of items, labelled n ... 1, and then ends."""
-    if task.kind == "count":
-        return answer == task.answer
-    labels = re.findall(_LABELS[task.kind], answer, re.MULTILINE)
-    header_and_footer = 2 if task.kind in ("table", "json") else 0
-    lines = answer.split("\n")
-    return task.stated_length is not None and (
-        labels == [str(left) for left in range(task.stated_length, 0, -1)]
-        and len(lines) == task.stated_length + header_and_footer
-        and (task.kind != "json" or lines[-1] == "]")
-    )
-
-
 _LABELS = {
     "count_by": r"^(\d+): ",
     "list": r"^(\d+): ",

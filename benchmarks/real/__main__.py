@@ -1,17 +1,16 @@
-"""Compares Spindle with vLLM and transformers on a real model and real prompts.
+"""Compares Spindle with vLLM on a real model and real prompts.
 
 `python -m benchmarks.real --data DIR [--head DIR ...] [--clients 1 4 16] [--smoke] [--json FILE]`,
-`--trace FILE [--loads 50 80 100]` for an open loop, or `--engine [--drafter DIR] [--depths 5]` for
-drafters alone.
+or `--engine [--drafter DIR] [--depths 5]` for drafters alone.
 
 The default target on Spec-Bench, GSM8K and HumanEval (`--data`: the folder with their files), which
 no model here was trained on; half of the requests greedy, half at temperature 1. Each
 contender is loaded in turn and serves the same new requests as plain
 vLLM, which is loaded all the time, to closed-loop clients; in the `--final-rounds` the best two of
 Spindle's and of the others serve in turns in the same rounds. Contenders: vLLM's ngram, suffix and
-eagle3, transformers' `generate` (one client only), Spindle on both backends with single drafters,
-all of them, or none. `--head`: an EAGLE-3 head of the target, without which what needs one is left
-out. A contender that fails is listed with its reason.
+eagle3, Spindle on both backends with single drafters, all of them, or none. `--head`: an EAGLE-3
+head of the target, without which what needs one is left out. A contender that fails is listed with
+its reason.
 
 Names: real/CONTENDER/cCLIENTS/goodput (`reference`: plain vLLM in its turns), .../slowest_domain,
 .../tokens_per_forward of the target, .../forward_ms; of one request's rounds: .../tokens_per_round,
@@ -19,13 +18,6 @@ Names: real/CONTENDER/cCLIENTS/goodput (`reference`: plain vLLM in its turns), .
 was accepted), .../acceptance; .../draft_ms of a forward, within drafters' calls; likewise
 real/final/..., and real/final/spindle.../cCLIENTS/over_best (`reference`: the best that is not
 Spindle).
-
-`--trace`: requests arrive as in windows of the trace (columns: benchmarks/simulator/workload.py)
-and answers are at most as long as its outputs; its prompts' lengths are not used. Each window is
-sent at `--loads` percent of the speed at which plain vLLM serves its requests in a closed loop of
-16 clients, to all contenders in turns. Names: real/trace/CONTENDER/LOAD%/latency_mean,
-.../latency_p95, .../latency_per_token_p95 (`reference`: plain vLLM in its turns),
-.../latency_mean/roundN, .../slowest_domain, .../tokens_per_forward.
 
 `--engine`: greedy drafts of each of `--depths` through benchmarks.generation in this process; names
 real/engine/DRAFTER/kDEPTH/tokens_per_forward (of one request, without its first), .../draft_cpu_ms,
@@ -41,14 +33,13 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.real.contenders import HEAD, ONE_CLIENT, PLAIN, servers
+from benchmarks.real.contenders import HEAD, PLAIN, servers
 from benchmarks.real.contest import Contender, MakeServer, PairedTurn, final, heats
 from benchmarks.real.engine import MODEL, measure_drafters
 from benchmarks.real.options import more_heads, options_of
 from benchmarks.real.prompts import real_prompts
 from benchmarks.real.results import compared_with_best, finalists_of, real_records
 from benchmarks.real.spindle import PeerRequest
-from benchmarks.real.trace import latency_records, trace_turns, windows_of
 from benchmarks.real.whole_head import whole_head
 from benchmarks.report import Record, publish
 from cluster.checkpoint_files import stop_token_ids
@@ -64,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with TemporaryDirectory() as scratch:
             made = _servers(options, checkpoint, Path(scratch))
             requests = real_requests(options, checkpoint)
-            records = (trace_records if options.trace else served_records)(options, made, requests)
+            records = served_records(options, made, requests)
     publish(records, options.json)
 
 
@@ -88,16 +79,6 @@ def _servers(
     return servers(options.model, checkpoint, head, vllm_head, options.dtype)
 
 
-def trace_records(
-    options: argparse.Namespace, made: Mapping[str, MakeServer], requests: Iterator[PeerRequest]
-) -> list[Record]:
-    others = {name: made[name] for name in options.contenders}
-    windows = windows_of(options.trace, options.rounds * len(options.loads), options.requests)
-    with closing(Contender(PLAIN, made[PLAIN])) as plain:
-        turns = trace_turns(plain, others, requests, windows, options.loads)
-    return latency_records(turns, "real/trace")
-
-
 def served_records(
     options: argparse.Namespace, made: Mapping[str, MakeServer], requests: Iterator[PeerRequest]
 ) -> list[Record]:
@@ -108,11 +89,7 @@ def served_records(
 
     finals: dict[tuple[str, int], Sequence[PairedTurn]] = {}
     with closing(Contender(PLAIN, made[PLAIN])) as plain:
-        batched = {name: make for name, make in others.items() if name not in ONE_CLIENT}
-        first = dict(heats(plain, batched, requests, options.clients, options.rounds, in_a_round))
-        single = {name: make for name, make in others.items() if name in ONE_CLIENT}
-        if single and 1 in options.clients:
-            first |= heats(plain, single, requests, [1], options.rounds, in_a_round)
+        first = heats(plain, others, requests, options.clients, options.rounds, in_a_round)
         for load in options.clients if options.final_rounds else ():
             finalists = {name: others[name] for name in finalists_of(first, load)}
             rounds = options.final_rounds

@@ -1,6 +1,5 @@
-"""Who serves the real prompts: vLLM's methods, transformers' own, Spindle on either backend."""
+"""Who serves the real prompts: vLLM's methods, Spindle on either backend."""
 
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 from benchmarks.real.contest import MakeServer
 from benchmarks.real.served_vllm import ServedVllm
-from benchmarks.real.spindle import Dtype, PeerRequest, Spindle, TurnResult
+from benchmarks.real.spindle import Dtype, Spindle
 from cluster.check import read
 from cluster.config.drafter_kinds import LOOKUPS
 
@@ -25,13 +24,6 @@ VLLM = {
     for name, method in VLLM_METHODS.items()
     for k in (3, 5)
 }
-TRANSFORMERS: Mapping[str, Mapping[str, Any]] = {
-    "transformers": {},
-    "transformers_lookup": {"prompt_lookup_num_tokens": 5},
-    "transformers_early_exit": {"assistant_early_exit": 10},
-}
-"""Options of `generate`. Nothing smaller has SmolLM2's vocabulary, so what assists is its own first
-third."""
 CONFIGS = {"native": Path("cluster.yaml"), "vllm": Path("cluster/vllm.yaml")}
 FLEETS: Mapping[str, Sequence[str]] = {
     "_plain": (),
@@ -44,9 +36,7 @@ SPINDLE = {
     for backend in CONFIGS
     for ending, fleet in FLEETS.items()
 }
-CONTENDERS = (*VLLM, *TRANSFORMERS, *SPINDLE)
-ONE_CLIENT = tuple(TRANSFORMERS)
-"""They serve one request after the other."""
+CONTENDERS = (*VLLM, *SPINDLE)
 
 
 def servers(
@@ -59,8 +49,6 @@ def servers(
     for name, method in VLLM.items():
         own = {**method, "model": str(vllm_head)} if method["method"] == HEAD else method
         made[name] = partial(vllm, speculation=own)
-    for name, options in TRANSFORMERS.items():
-        made[name] = partial(Transformers, checkpoint, dtype, options)
     for name, (backend, fleet) in SPINDLE.items():
         # vLLM's backend hands out no hidden states; alone, the head shows how that is refused.
         has_head = head is not None and (backend == "native" or fleet == (HEAD,))
@@ -86,60 +74,3 @@ def spindle_args(
 
 def _head(path: Path) -> dict[str, Any]:
     return {"name": HEAD, "kind": HEAD, "model": str(path.resolve()), "placement": "inline"}
-
-
-class Transformers:
-    """`generate` of transformers, for one client."""
-
-    def __init__(self, checkpoint: Path, dtype: Dtype, options: Mapping[str, Any]) -> None:
-        import torch
-        from transformers import AutoModelForCausalLM
-
-        self._model = AutoModelForCausalLM.from_pretrained(
-            checkpoint, dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True
-        )
-        self._options = options
-
-    def serve(self, requests: Sequence[PeerRequest], clients: int) -> TurnResult:
-        if clients != 1:
-            raise ValueError(f"transformers serves one client, not {clients}")
-        started = time.perf_counter()
-        rounds, latencies_s = [], []
-        for request in requests:
-            sent = time.perf_counter()
-            rounds.append(self._generate(request))
-            latencies_s.append(time.perf_counter() - sent)
-        seconds = time.perf_counter() - started
-        lengths = tuple(map(sum, rounds))
-        forwards = sum(map(len, rounds))
-        return TurnResult(lengths, tuple(latencies_s), seconds, forwards, tuple(rounds))
-
-    def _generate(self, request: PeerRequest) -> tuple[int, ...]:
-        import torch
-
-        sampling = {"temperature": request.temperature, "top_k": 0} if request.temperature else {}
-        prompt = torch.tensor([request.prompt])
-        sizes = _Sizes()
-        self._model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=request.max_tokens,
-            do_sample=bool(request.temperature),
-            eos_token_id=None,
-            streamer=sizes,
-            **sampling,
-            **self._options,
-        )
-        return tuple(sizes.sizes[1:])
-
-
-class _Sizes:
-    """A streamer that counts the tokens that it is given at a time; the prompt comes first."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-
-    def put(self, tokens: Any) -> None:
-        self.sizes.append(tokens.numel())
-
-    def end(self) -> None: ...

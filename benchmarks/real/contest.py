@@ -48,7 +48,7 @@ class PairedTurn(NamedTuple):
 
 
 Results = Mapping[tuple[str, int], Sequence[PairedTurn]]
-"""By contender and number of clients (or load in percent), one turn per round."""
+"""By contender and number of clients, one turn per round."""
 
 
 class Contender:

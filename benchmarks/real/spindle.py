@@ -35,8 +35,6 @@ class PeerRequest:
     max_tokens: int
     stop: tuple[int, ...] = ()
     domain: str = ""
-    arrives_s: float = 0.0
-    """After the first of its turn: before, no client sends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class TurnResult:
     lengths: tuple[int, ...]
     """Output tokens of each request."""
     latencies_s: tuple[float, ...]
-    """Time of each request, from when it arrives or is sent to its last token."""
+    """Time of each request, from when it is sent to its last token."""
     seconds: float
     """Time of all requests together."""
     forwards: int
@@ -66,8 +64,7 @@ class TurnResult:
 
 class Server(Protocol):
     def serve(self, requests: Sequence[PeerRequest], clients: int) -> TurnResult:
-        """In a closed loop of so many clients; with one for each request, each is sent when it
-        arrives."""
+        """In a closed loop of so many clients."""
         ...
 
 
@@ -159,12 +156,9 @@ async def serve_timed(
     """`send` returns how many of a request's output tokens came at a time. What the server did
     meanwhile is left out."""
     clock = asyncio.get_running_loop().time
-    started_s = clock()
 
     async def timed(_number: int, request: PeerRequest) -> tuple[tuple[int, ...], float]:
-        # Counted from its arrival: a loop that is too busy to send it makes it wait as well.
-        sent_s = max(clock(), started_s + request.arrives_s)
-        await asyncio.sleep(sent_s - clock())
+        sent_s = clock()
         return tuple(await send(request)), clock() - sent_s
 
     served, seconds = await closed_loop(requests, clients, timed)

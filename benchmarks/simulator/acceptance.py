@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
-from scipy.special import expit, logit, ndtr
+from scipy.special import ndtr
 from scipy.stats import beta
 
 from benchmarks.simulator.randomness import BLOCK, generator
@@ -26,8 +26,12 @@ Floats = NDArray[np.float64]
 
 WRONG = -1
 """The rank of the target's token where no sibling holds it."""
-QUANTILES = 65
+_QUANTILES = 65
 """Steps of predictability in a model's curves."""
+_CONCENTRATION = 1.5
+"""a + b of the Beta distribution of acceptance probabilities: below 2, most are near 0 or 1."""
+_AGREEMENT = 0.5
+"""Share of the noise, per request and per position, that is common to all drafters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +52,6 @@ class DrafterModel:
     """Tokens in which the amplitude of that part falls to 1/e."""
     persistence: float = 0.0
     """Correlation of ε between neighbouring positions."""
-    residual: float = 0.0
-    """Standard deviation between requests of the logit of acceptance, at equal confidence."""
     rank_shares: tuple[float, ...] = ()
     """Where the first choice is wrong: how often the second, third, ... choice is right."""
     sibling_confidence: tuple[float, ...] = ()
@@ -72,33 +74,25 @@ class DrafterModel:
 def synthetic(
     acceptance: float,
     *,
-    concentration: float = 1.5,
-    distortion: float = 1.0,
     request_share: float = 0.2,
     early_share: float = 0.0,
     early_tokens: float = 32.0,
     persistence: float = 0.0,
-    residual: float = 0.0,
     rank_shares: tuple[float, ...] = (0.3, 0.12, 0.08),
     sibling_confidence: tuple[float, ...] = (0.45, 0.2, 0.1),
 ) -> DrafterModel:
-    """A drafter of which only the mean acceptance is known.
-
-    Acceptance probabilities are Beta-distributed with `concentration` = a + b (below 2, most are
-    near 0 or 1). Confidence is that probability to the power of `distortion` (1: calibrated; 3: as
-    under-confident as the zoo's drafters).
-    """
-    steps = (np.arange(QUANTILES) + 0.5) / QUANTILES
-    right = beta.ppf(steps, concentration * acceptance, concentration * (1 - acceptance))
+    """A calibrated drafter of which only the mean acceptance is known; acceptance probabilities are
+    Beta-distributed."""
+    steps = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+    right = beta.ppf(steps, _CONCENTRATION * acceptance, _CONCENTRATION * (1 - acceptance))
     right = np.clip(right * acceptance / right.mean(), 0.0, 1.0)
     return DrafterModel(
-        confidence=tuple((right**distortion).tolist()),
+        confidence=tuple(right.tolist()),
         accepted=tuple(right.tolist()),
         request_share=request_share,
         early_share=early_share,
         early_tokens=early_tokens,
         persistence=persistence,
-        residual=residual,
         rank_shares=rank_shares,
         sibling_confidence=sibling_confidence,
     )
@@ -120,31 +114,25 @@ class Acceptance:
 
     models: Mapping[tuple[str, str], DrafterModel]
     """By (domain, drafter)."""
-    request_agreement: float = 0.5
-    """Share of the per-request parts that is common to all drafters."""
-    position_agreement: float = 0.5
-    """Share of the per-position noise that is common to all drafters."""
 
     def draws(self, seed: int, domain: str, drafter: str, block: int) -> Draws:
         """One block's draws for the request with this sampling seed."""
         model = self.models[domain, drafter]
         request = _mixed(
             generator(seed, "request").standard_normal(2),
-            generator(seed, drafter, "request").standard_normal(3),
-            self.request_agreement,
+            generator(seed, drafter, "request").standard_normal(2),
         )
         own = generator(seed, drafter, block)
         noise, acceptance_noise = _mixed(
             generator(seed, block).standard_normal((2, BLOCK)),
             own.standard_normal((2, BLOCK)),
-            self.position_agreement,
         )
         u = ndtr(_normal_scores(model, request, noise, block))
         proposes = u >= model.silent
         u = np.where(proposes, (u - model.silent) / (1.0 - model.silent), 0.0)
         steps = np.linspace(0.0, 1.0, len(model.confidence))
         first = np.where(proposes, np.interp(u, steps, model.confidence), 0.0)
-        probability = _shifted(np.interp(u, steps, model.accepted), model.residual, request[2])
+        probability = np.interp(u, steps, model.accepted)
         right = proposes & (ndtr(acceptance_noise) < probability)
         rank = np.searchsorted(np.cumsum(model.rank_shares), own.random(BLOCK), "right") + 1
         rank[(rank > len(model.rank_shares)) | ~proposes] = WRONG
@@ -152,12 +140,9 @@ class Acceptance:
         return Draws(_with_siblings(first, model.sibling_confidence), rank)
 
 
-def _mixed(shared: Floats, own: Floats, agreement: float) -> Floats:
-    """N(0, 1) again; values of `own` beyond the length of `shared` are unchanged."""
-    mixed = own.copy()
-    mixed[: len(shared)] *= np.sqrt(1.0 - agreement)
-    mixed[: len(shared)] += np.sqrt(agreement) * shared
-    return mixed
+def _mixed(shared: Floats, own: Floats) -> Floats:
+    """N(0, 1) again."""
+    return np.sqrt(1.0 - _AGREEMENT) * own + np.sqrt(_AGREEMENT) * shared
 
 
 def _normal_scores(model: DrafterModel, request: Floats, noise: Floats, block: int) -> Floats:
@@ -170,15 +155,6 @@ def _normal_scores(model: DrafterModel, request: Floats, noise: Floats, block: i
         noise, _ = lfilter([fresh], [1.0, -kept], noise, zi=before)
     rest = np.sqrt(1.0 - model.request_share - early**2)
     return np.sqrt(model.request_share) * request[0] + early * request[1] + rest * noise
-
-
-def _shifted(probability: Floats, residual: float, request_noise: float) -> Floats:
-    """The logit shifted by the request's noise, and stretched to keep the mean (by the usual
-    approximation of a logistic-normal mean)."""
-    if not residual:
-        return probability
-    stretched = logit(np.clip(probability, 1e-6, 1 - 1e-6)) * np.sqrt(1 + np.pi / 8 * residual**2)
-    return expit(stretched + residual * request_noise)
 
 
 def _with_siblings(first: Floats, shares: tuple[float, ...]) -> NDArray[np.float32]:

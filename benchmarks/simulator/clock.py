@@ -44,22 +44,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._virtual.now_s
 
-    def spend(self, seconds: float) -> None:
-        """Advances the clock as if the running code had computed for so long."""
-        self._virtual.now_s += seconds
-
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
     """asyncio.run in virtual time. Raises Deadlock where asyncio.run would wait for ever."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)
-
-
-def spend(seconds: float) -> None:
-    """VirtualTimeLoop.spend of the running loop."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualTimeLoop)
-    loop.spend(seconds)
 
 
 def _waiting() -> str:

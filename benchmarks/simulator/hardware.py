@@ -13,7 +13,7 @@ machines can be trusted, milliseconds only roughly.
 
 from dataclasses import dataclass
 
-from policies.cost import RooflineCost
+from policies.cost import ForwardCost
 
 _HALF = 2
 """Bytes of a number in half precision."""
@@ -98,7 +98,7 @@ _DEFAULT = Efficiency()
 
 def roofline(
     model: Shape, gpu: Gpu, gpus: int = 1, efficiency: Efficiency = _DEFAULT
-) -> RooflineCost:
+) -> ForwardCost:
     """The cost of a forward, tensor-parallel on several GPUs."""
     bandwidth = gpus * gpu.bandwidth * efficiency.bandwidth
     reading_s = model.weight_bytes / bandwidth
@@ -109,7 +109,7 @@ def roofline(
         layer_s += 2 * efficiency.all_reduce_s
         sent = 2 * (gpus - 1) / gpus * _HALF * model.hidden
         reduce_s = 2 * model.layers * sent / (gpu.link * efficiency.link)
-    return RooflineCost(
+    return ForwardCost(
         alpha=model.kv_bytes / bandwidth,
         gamma=reduce_s,
         delta=reading_s + model.layers * layer_s,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from actors.coordinator.estimates import Costs, Estimates
-from actors.coordinator.events import Event, Verified
+from actors.coordinator.events import Event
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
 from actors.coordinator.stream import Overloaded
@@ -95,18 +95,6 @@ class DrafterSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class CoordinatorTime:
-    """CPU time of the coordinator after each forward, during which nothing else runs."""
-
-    round_s: float = 0.0
-    drafting_s: float = 0.0
-    """In addition, in rounds with draft orders."""
-
-
-NO_TIME = CoordinatorTime()
-
-
-@dataclass(frozen=True, slots=True)
 class Cluster:
     """One replica: target, drafters, and their costs and faults."""
 
@@ -126,7 +114,6 @@ class Cluster:
     transport_s: float = 0.0
     """Round trip of one call to a host."""
     verifier_faults: Faults = NO_FAULTS
-    coordinator_time: CoordinatorTime = NO_TIME
 
 
 def simulate(
@@ -147,10 +134,6 @@ def simulate(
     def observe_all(event: Event) -> None:
         tally.observe(event)
         observe(event)
-        if isinstance(event, Verified):
-            tried = any(outcome.tried for outcome in event.outcomes)
-            own = cluster.coordinator_time
-            clock.spend(own.round_s + (own.drafting_s if tried else 0.0))
 
     target = Target({arrival.name: arrival.output_tokens for arrival in arrivals})
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.coordinator.events import CaughtUp, Drafted, Event, Left, Switched, Verified
+from actors.coordinator.events import Drafted, Event, Left, Verified
 from actors.coordinator.stream import Statistics
 from benchmarks.simulator.workload import Arrival
 
@@ -51,22 +51,10 @@ class Tally:
     drafted: int = 0
     accepted: int = 0
     request_rounds: int = 0
-    switches: int = 0
-    prepared_switches: int = 0
-    """To a lane that had read ahead."""
-    saved_s: float = 0.0
-    """What reading would have taken at the switches."""
-    idle_tokens: int = 0
-    """Catch-up in idle time."""
-    idle_read_s: float = 0.0
     draft_s: dict[str, float] = field(default_factory=dict)
     """By lane."""
     statistics: dict[str, Statistics] = field(default_factory=dict)
     """By request."""
-
-    @property
-    def tokens_per_round(self) -> float:
-        return self.committed / max(1, self.request_rounds)
 
     def observe(self, event: Event) -> None:
         match event:
@@ -80,13 +68,6 @@ class Tally:
                     self.accepted += outcome.accepted
             case Drafted():
                 self.draft_s[event.lane] = self.draft_s.get(event.lane, 0.0) + event.seconds
-            case CaughtUp():
-                self.idle_tokens += event.tokens
-                self.idle_read_s += event.seconds
-            case Switched():
-                self.switches += 1
-                self.prepared_switches += event.read_ahead > 0
-                self.saved_s += event.saved_s
             case Left():
                 self.statistics[event.view.name] = event.statistics
 
@@ -126,12 +107,8 @@ class Report:
 
     @property
     def tokens_per_round(self) -> float:
-        return self.tally.tokens_per_round
+        return self.tally.committed / max(1, self.tally.request_rounds)
 
     @property
     def mean_latency_s(self) -> float:
         return float(np.mean([request.latency_s for request in self.served]))
-
-    @property
-    def p99_latency_s(self) -> float:
-        return float(np.percentile([request.latency_s for request in self.served], 99))

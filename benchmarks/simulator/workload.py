@@ -1,9 +1,7 @@
-"""Synthetic and replayed requests: arrival times, lengths and predicted lengths."""
+"""Synthetic requests: arrival times, lengths and predicted lengths."""
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,26 +81,6 @@ def _lognormal(
 ) -> list[int]:
     drawn = rng.lognormal(np.log(mean) - spread**2 / 2, spread, count)
     return np.clip(np.rint(drawn), 1, longest).astype(int).tolist()
-
-
-def replay_csv(
-    path: Path, *, start_s: float = 0.0, end_s: float = np.inf, speed: float = 1.0
-) -> list[Arrival]:
-    """The requests of a trace between two of its times, `speed` times as fast; its columns are
-    arrival_s, prompt_tokens, output_tokens. max_tokens is the trace's longest output."""
-    with path.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if start_s <= float(row["arrival_s"]) < end_s]
-    longest = max((int(row["output_tokens"]) for row in rows), default=1)
-    return [
-        Arrival(
-            f"r{i}",
-            (float(row["arrival_s"]) - start_s) / speed,
-            max(1, int(row["prompt_tokens"])),
-            max(1, int(row["output_tokens"])),
-            max(1, longest),
-        )
-        for i, row in enumerate(rows)
-    ]
 
 
 def predict_lengths(arrivals: Sequence[Arrival], tau: float, seed: int) -> list[Arrival]:

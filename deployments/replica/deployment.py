@@ -259,7 +259,7 @@ class Replica:
 
     def _set_load(self, service: "Service") -> None:
         load = self._load()
-        self._metrics.set_load(load["running"], load["waiting"], service.regret)
+        self._metrics.set_load(load["running"], load["waiting"])
 
     def _load(self, tenant: str | None = None) -> dict[str, float]:
         served = [

@@ -103,10 +103,9 @@ class Metrics:
         self._sum_up()
         self._series.export()
 
-    def set_load(self, running: float, waiting: float, regret: float) -> None:
+    def set_load(self, running: float, waiting: float) -> None:
         self._series.set("running", running)
         self._series.set("waiting", waiting)
-        self._series.set("regret", regret)
 
     def set_down(self, lanes: Collection[str]) -> None:
         """For lanes that were lost or not loaded when `observe` was first called."""

@@ -22,7 +22,7 @@ from engine.sampling.params import SamplingParams
 from policies.catalogue import fair, make_schedule, make_selection, make_speculation
 from policies.estimates.output_lengths import LearnedLengths
 from policies.pooling import Pooled
-from policies.protocols import EstimatesRegret, Schedule
+from policies.protocols import Schedule
 from policies.request import LaneView
 from policies.scheduling.self_ranked import SelfRanked
 
@@ -123,13 +123,6 @@ class Service:
     @property
     def limits(self) -> TargetLimits:
         return self._fleet.verifier.limits
-
-    @property
-    def regret(self) -> float:
-        """The selection policy's estimate of the share of goodput that its present assignment
-        loses; 0 for a policy that has none."""
-        selection = self._policies.selection
-        return selection.regret if isinstance(selection, EstimatesRegret) else 0.0
 
     @property
     def lanes(self) -> list[LaneView]:

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
+from policies.protocols import Candidates, DraftPlan, LaneBatch, Mask, RoundContext
 from policies.speculation.adaserve import TreeShape
 from policies.speculation.fixed import Fixed, FixedParams
 from policies.speculation.forest import (
     Forest,
     Ints,
     budgeted_draft_room,
+    draft_limits,
     draft_room,
-    draft_tokens_left,
     forest_of,
 )
 
@@ -92,12 +92,7 @@ class SpecInfer:
         self, batches: Sequence[LaneBatch], context: RoundContext, now: float
     ) -> list[DraftPlan]:
         depth, width = self._params.depth, self._params.width
-        return [
-            DraftPlan(
-                [DraftLimit(min(depth, draft_tokens_left(one)), width) for one in batch.requests]
-            )
-            for batch in batches
-        ]
+        return [DraftPlan(draft_limits(batch, depth, width)) for batch in batches]
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
         forest = forest_of(candidates.trees)

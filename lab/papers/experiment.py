@@ -25,7 +25,7 @@ from lab.papers.srpt import srpt
 from lab.studies.oracle import Foresight, true_goodput
 from lab.studies.selection_oracle import OracleSelection
 from policies.catalogue import Calibrations, fair
-from policies.cost import RooflineCost, SwitchCost, token_budget
+from policies.cost import ForwardCost, SwitchCost, token_budget
 from policies.microbatch import MicroBatchParams
 from policies.protocols import Schedule, Selection, Speculation
 from policies.scheduling.laps_sd import LapsSd
@@ -135,19 +135,18 @@ def _pipeline(pipeline: MicroBatchParams, case: Mapping[str, Scalar]) -> MicroBa
     return replace(pipeline, parts=int(case["parts"]))
 
 
-def _verification(paper: Paper, machine: Machine, arm: Arm) -> RooflineCost:
+def _verification(paper: Paper, machine: Machine, arm: Arm) -> ForwardCost:
     roofline = hardware.roofline(paper.models[machine.target].shape, machine.gpu, machine.gpus)
     measured = machine.verify
     if measured is None:
         return _slower(roofline, machine.slower)
     padded = measured.padded_row_s if arm.attention == "padded" else None
     row_s = padded or measured.row_s
-    return replace(roofline, gamma=row_s, delta=measured.fixed_s, gamma_more=0.0)
+    return roofline._replace(gamma=row_s, delta=measured.fixed_s, gamma_more=0.0)
 
 
-def _slower(cost: RooflineCost, factor: float) -> RooflineCost:
-    return replace(
-        cost,
+def _slower(cost: ForwardCost, factor: float) -> ForwardCost:
+    return cost._replace(
         alpha=factor * cost.alpha,
         gamma=factor * cost.gamma,
         delta=factor * cost.delta,
@@ -155,7 +154,7 @@ def _slower(cost: RooflineCost, factor: float) -> RooflineCost:
     )
 
 
-def _idle_tpot_s(paper: Paper, verify: RooflineCost, case: Mapping[str, Scalar]) -> float:
+def _idle_tpot_s(paper: Paper, verify: ForwardCost, case: Mapping[str, Scalar]) -> float:
     """TPOT of a single request with plain decoding, in the middle of its output."""
     return verify.predict(_middle_context(paper, case), 1)
 
@@ -168,11 +167,11 @@ def _middle_context(paper: Paper, case: Mapping[str, Scalar]) -> float:
     return sum(part.prompt_mean + part.output_mean / 2 for part in lengths) / len(lengths)
 
 
-def _assumed_verify(paper: Paper, verify: RooflineCost, case: Mapping[str, Scalar]) -> RooflineCost:
+def _assumed_verify(paper: Paper, verify: ForwardCost, case: Mapping[str, Scalar]) -> ForwardCost:
     """SpecServe's eq. 5 and 6 for a cost model of tokens in all: each row reads a context of mean
     length."""
     row_s = verify.gamma + verify.alpha * _middle_context(paper, case)
-    return replace(verify, alpha=0.0, gamma=row_s)
+    return verify._replace(alpha=0.0, gamma=row_s)
 
 
 def _limits(paper: Paper, machine: Machine, arm: Arm) -> Limits:
@@ -184,7 +183,7 @@ def _limits(paper: Paper, machine: Machine, arm: Arm) -> Limits:
 
 
 def _cluster(
-    paper: Paper, case: Mapping[str, Scalar], arm: Arm, limits: Limits, verify: RooflineCost
+    paper: Paper, case: Mapping[str, Scalar], arm: Arm, limits: Limits, verify: ForwardCost
 ) -> Cluster:
     machine = paper.machines[str(case["machine"])]
     shape = paper.models[machine.target].shape
@@ -214,7 +213,7 @@ def _lane(paper: Paper, machine: Machine, arm: Arm, drafter: Drafter, most: int)
     shape = paper.models[drafter.model].shape
     cost = hardware.roofline(shape, machine.gpu)
     if drafter.step_s is not None:
-        cost = replace(cost, delta=drafter.step_s)
+        cost = cost._replace(delta=drafter.step_s)
     cost = _slower(cost, arm.draft_slower)
     budget = token_budget(cost, most)
     return DrafterSpec(

@@ -34,7 +34,7 @@ class RankedSchedule(Schedule, Protocol):
 
 
 class PredictedLengths:
-    """TimePredictor lengths by rank prompts for a schedule that reads them."""
+    """Predicts lengths by rank prompts for a schedule that reads them."""
 
     def __init__(self, inner: Schedule) -> None:
         self._inner = inner

@@ -16,18 +16,18 @@ from benchmarks.simulator.acceptance import Acceptance, DrafterModel, synthetic
 from benchmarks.simulator.run import Cluster, DrafterSpec, MakePolicies, named_policies, simulate
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival
-from policies.cost import LinearCost
+from policies.cost import ForwardCost
 
 KV_TOKENS = 1 << 20
 MAX_TOKENS = 128
 OUTPUT_TOKENS = {"code": 45, "prose": 20, "tasks": 70}
 """Median by domain."""
 
-VERIFY = LinearCost(alpha=1e-6, gamma=2.2e-4, delta=12.2e-3)
+VERIFY = ForwardCost(alpha=1e-6, gamma=2.2e-4, delta=12.2e-3)
 DRAFT = {
-    "tiny": LinearCost(1.2e-7, 6e-5, 1.5e-4),
-    "code": LinearCost(1.8e-7, 1.2e-4, 2.4e-4),
-    "prose": LinearCost(2.0e-7, 1.2e-4, 2.0e-4),
+    "tiny": ForwardCost(1.2e-7, 6e-5, 1.5e-4),
+    "code": ForwardCost(1.8e-7, 1.2e-4, 2.4e-4),
+    "prose": ForwardCost(2.0e-7, 1.2e-4, 2.0e-4),
 }
 LOOKUP_CALL_S = 2.5e-3
 """Additional time of a round with drafts: planning, orders, lookups, selection."""

@@ -1,13 +1,12 @@
 """Selection by the true goodput, as the upper bound of the other policies."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from policies.protocols import RoundContext
 from policies.request import LaneView, RequestView, RoundOutcome
-from policies.selection.hedge import goodput_after_switch, tokens_left
+from policies.selection.hedge import HOLD_SLOTS, goodput_after_switch, tokens_left
 from policies.selection.lane_capacity import LaneCapacity
 from policies.selection.membership import Membership
 
@@ -15,21 +14,11 @@ Goodput = Callable[[str, str | None], float]
 """Tokens per second of a request under a drafter; None: plain decoding."""
 
 
-@dataclass(frozen=True, slots=True)
-class OracleParams:
-    hold_slots: int = 4
-    """Slots of a request, on average, after which lanes are assigned again: true goodputs may
-    change."""
-    horizon_tokens: int = 128
-    """Tokens within which a switch must pay."""
-
-
 class OracleSelection:
     """The matching of requests and lanes with the largest sum of true goodputs."""
 
-    def __init__(self, goodput: Goodput, params: OracleParams = OracleParams()) -> None:
+    def __init__(self, goodput: Goodput) -> None:
         self._true_goodput = goodput
-        self._params = params
         self._membership = Membership()
         self._mapping: dict[str, str | None] = {}
         self._slots = 0
@@ -42,7 +31,7 @@ class OracleSelection:
         now: float,
     ) -> Mapping[str, str | None]:
         changed = self._membership.changed(requests, lanes)
-        if changed or self._slots >= self._params.hold_slots * len(requests):
+        if changed or self._slots >= HOLD_SLOTS * len(requests):
             self._slots = 0
             self._mapping = self._match(requests, lanes)
         return self._mapping
@@ -76,5 +65,5 @@ class OracleSelection:
         return goodput_after_switch(
             self._true_goodput(request.name, lane.drafter),
             request.context * lane.catch_up_s if moves else 0.0,
-            tokens_left(request, self._params.horizon_tokens),
+            tokens_left(request),
         )

@@ -16,11 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from policies.flat_trees import FlatTrees, Mask
+from policies.flat_trees import FlatTrees, Mask, path_confidences
 from policies.pooling import Statistics
 from policies.request import LaneView
 from policies.rows import Floats, Ints, Rows, with_rows
-from policies.tree import ROOT
 
 _FADE = 0.9
 """Decay per round of a request, because recent rounds predict the next one best."""
@@ -89,11 +88,9 @@ class AcceptanceEstimates:
 
     def rows(self, requests: Sequence[str]) -> Ints:
         """The requests' rows in the tables; new requests get one."""
-        known = self._rows.known(requests)
-        if known is None:
-            known = self._rows.of(requests)
-            self._own = with_rows(self._own, len(self._rows))
-        return known
+        rows = self._rows.of(requests)
+        self._own = with_rows(self._own, len(self._rows))
+        return rows
 
     def drafts(self, rows: Ints, numbers: Ints) -> Floats:
         """[request, drafter]: the decayed number of drafts that the request has had from it."""
@@ -238,15 +235,12 @@ def _credit(
     """Adds drafted trees; the mass of a level is the probability that one of its nodes is accepted.
     `counts`: each request's number of proposers; `proposers`: their drafters, request after
     request."""
-    path = trees.confidence.astype(np.float64)
+    path = path_confidences(trees)
     mass, added = np.empty(len(path) + 1), np.empty(len(path) + 1)
     seen = np.ones(COLUMNS)  # one draft
     first_proposer = 0
     for number in range(len(rows)):
         begin, end = trees.starts[number], trees.starts[number + 1]
-        for node in range(begin, end):
-            if trees.parents[node] != ROOT:
-                path[node] *= path[begin + trees.parents[node]]
         drafters = proposers[first_proposer : first_proposer + counts[number]]
         everyone = (1 << len(drafters)) - 1
         from_free = 0

@@ -8,7 +8,6 @@ arrays per drafter.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
@@ -24,21 +23,17 @@ SURVIVAL = RANKS
 """The row after those of the ranks: whether any of a node's children is right, by the sum of their
 confidences."""
 BINS = 16
+_PRIOR = 4.0
+"""Observations per bin that the prior counts for; it takes confidence for probability."""
+_MEMORY = 8192.0
+"""The most observations of a rank; beyond them all of its counts are halved."""
+_REFIT_EVERY = 64
+"""The fewest observations between two fits of the curves."""
+_REFIT_SHARE = 0.02
+"""The same as a share of all observations remembered: fewer would hardly move the curves."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class CalibrationParams:
-    prior: float = 4.0
-    """Observations per bin that the prior counts for; it takes confidence for probability."""
-    memory: float = 8192.0
-    """The most observations of a rank; beyond them all of its counts are halved."""
-    refit_every: int = 64
-    """The fewest observations between two fits of the curves."""
-    refit_share: float = 0.02
-    """The same as a share of all observations remembered: fewer would hardly move the curves."""
 
 
 class Curve(NamedTuple):
@@ -67,8 +62,7 @@ class Counts(NamedTuple):
 class Calibration:
     """The calibration of one drafter, from its trees and the tokens that were then committed."""
 
-    def __init__(self, params: CalibrationParams | None = None) -> None:
-        self._params = params or CalibrationParams()
+    def __init__(self) -> None:
         self._counts = Counts(*(np.zeros((RANKS + 1, BINS)) for _ in Counts._fields))
         self._since_fit = 0
         self._fitted_to = np.full((RANKS + 1, BINS), np.nan)
@@ -93,11 +87,10 @@ class Calibration:
         """
         lengths = np.array([len(tokens) for tokens in committed], np.int64)
         all_tokens = np.array([*chain.from_iterable(committed)], np.int64)
-        counted, most = _learn(drafted, all_tokens, lengths, self._counts, self._params.memory)
+        counted, most = _learn(drafted, all_tokens, lengths, self._counts)
         self._count_ranks()
         self._since_fit += counted
-        least = max(self._params.refit_every, self._params.refit_share * most)
-        if self._since_fit >= least:
+        if self._since_fit >= max(_REFIT_EVERY, _REFIT_SHARE * most):
             self._fit()
 
     def _count_ranks(self) -> None:
@@ -111,7 +104,7 @@ class Calibration:
     def _fit(self) -> None:
         """Refits the curves with new observations: with chains, two of the five."""
         self._since_fit = 0
-        self._curves = _fitted(self._counts, self._params.prior, self._fitted_to, self._curves)
+        self._curves = _fitted(self._counts, self._fitted_to, self._curves)
         self.survival = Curve(*self._curves[:, SURVIVAL])
         """P(any of a node's drafted children is right), by the sum of their confidences."""
         self.chain = Curve(*self._curves[:, 0])
@@ -152,15 +145,15 @@ def _calibrated(
 
 
 @njit(cache=True)
-def _fitted(counts: Counts, prior: float, fitted_to: Floats, before: Floats) -> Floats:
+def _fitted(counts: Counts, fitted_to: Floats, before: Floats) -> Floats:
     """The curves, refitted in rows whose `seen` differs from `fitted_to`, which is updated."""
     curves = before.copy()
     for row in range(RANKS + 1):
         if (counts.seen[row] == fitted_to[row]).all():
             continue
-        weight = counts.seen[row] + prior
-        curves[0, row] = (counts.confidence[row] + prior * _CENTRES) / weight
-        share = (counts.accepted[row] + prior * _CENTRES) / weight
+        weight = counts.seen[row] + _PRIOR
+        curves[0, row] = (counts.confidence[row] + _PRIOR * _CENTRES) / weight
+        share = (counts.accepted[row] + _PRIOR * _CENTRES) / weight
         curves[1, row] = isotonic(share, weight)
         fitted_to[row] = counts.seen[row]
     return curves
@@ -169,37 +162,22 @@ def _fitted(counts: Counts, prior: float, fitted_to: Floats, before: Floats) -> 
 @njit(cache=True)
 def isotonic(values: Floats, weight: Floats) -> Floats:
     """The non-decreasing sequence with the least weighted squared error, by pooling adjacent
-    violators. Equal to the bit to scipy's isotonic_regression, whose input checks take ten times
-    as long."""
-    fitted, weights = values.copy(), weight.copy()
-    begins = np.zeros(len(values) + 1, np.int64)
-    begins[1] = 1
-    block, at = 0, 1
-    while at < len(values):
-        level, mass, total = values[at], weight[at], 0.0
-        if fitted[block] >= level:
-            total = weights[block] * fitted[block] + mass * level
-            mass += weights[block]
-            level = total / mass
-            while at < len(values) - 1 and level >= values[at + 1]:
-                at += 1
-                total += weight[at] * values[at]
-                mass += weight[at]
-                level = total / mass
-            while block > 0 and fitted[block - 1] >= level:
-                block -= 1
-                total += weights[block] * fitted[block]
-                mass += weights[block]
-                level = total / mass
-        else:
-            block += 1
-        fitted[block], weights[block] = level, mass
-        at += 1
-        begins[block + 1] = at
-    end = len(values)
-    for number in range(block, -1, -1):
-        fitted[begins[number] : end] = fitted[number]
-        end = begins[number]
+    violators. scipy's isotonic_regression, which gives the same, takes ten times as long to check
+    its input."""
+    level, mass, begin = values.copy(), weight.copy(), np.arange(len(values) + 1)
+    blocks = 0
+    for at in range(len(values)):
+        level[blocks], mass[blocks], begin[blocks] = values[at], weight[at], at
+        while blocks > 0 and level[blocks - 1] >= level[blocks]:
+            total = level[blocks - 1] * mass[blocks - 1] + level[blocks] * mass[blocks]
+            mass[blocks - 1] += mass[blocks]
+            blocks -= 1
+            level[blocks] = total / mass[blocks]
+        blocks += 1
+    begin[blocks] = len(values)
+    fitted = np.empty_like(level)
+    for block in range(blocks):
+        fitted[begin[block] : begin[block + 1]] = level[block]
     return fitted
 
 
@@ -216,18 +194,16 @@ def interpolate(xs: Floats, ys: Floats, x: float) -> float:
 
 
 @njit(cache=True)
-def _learn(
-    flat: FlatTrees, committed: Ints, lengths: Ints, counts: Counts, memory: float
-) -> tuple[int, float]:
+def _learn(flat: FlatTrees, committed: Ints, lengths: Ints, counts: Counts) -> tuple[int, float]:
     """Adds the trees to the counts and halves full rows. Returns the number of new observations,
     and the largest number of observations that a row had before halving."""
     counted, most = _count_trees(flat, committed, lengths, counts), 0.0
     for row in range(RANKS + 1):
         total = counts.seen[row].sum()
         most = max(most, total)
-        if total > memory:
+        if total > _MEMORY:
             for table in counts:
-                table[row] *= memory / 2 / total
+                table[row] *= _MEMORY / 2 / total
     return counted, most
 
 

@@ -7,15 +7,13 @@ expensive. All of it stays within bounds, so no sequence of outliers can make a 
 or far too much.
 """
 
-from dataclasses import dataclass
 from math import isfinite
-from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from policies.cost import CostModel, PiecewiseLinear
+from policies.cost import CostModel, ForwardCost
 
 Floats = NDArray[np.float64]
 
@@ -35,44 +33,38 @@ _MOST_PRIOR = 1.0
 _LEAST_TOKEN_SHARE = 1 / 256
 """The share of a forward's fixed part that a token costs at first where the fit has found
 nothing."""
+_FURTHEST = 16.0
+"""The scales stay within [1 / this, this]: a profile measured beside other work can be wrong by a
+factor of ten."""
+_KEEP = 1.0 - 1.0 / 256
+"""The factor by which earlier observations decay with each new one: the fit is over some 256."""
 _SWEEPS = 200
 _CONVERGED = 1e-9
 _PARTS = 4
 """Fixed part, context, tokens, and the overhead of a call."""
 
 
-@dataclass(frozen=True, slots=True)
-class RefinementParams:
-    furthest: float = 16.0
-    """The scales stay within [1 / furthest, furthest]: a profile measured beside other work can be
-    wrong by a factor of ten."""
-    memory: float = 256.0
-    """Observations over which the fit is made, with exponentially decaying weights."""
-    longest_call: float = 0.0
-    """The largest overhead of a call, in forwards of one token; 0: calls have none."""
-
-
 class RefinedCost:
     """A CostModel Σ sᵢ·partᵢ, with the parts of the fitted T(context, tokens).
 
     s minimises the squared errors of the observations, each relative to its fitted time and older
-    ones fading, plus prior·Σ (sᵢ - 1)², within [1/furthest, furthest]³. A call of n forwards takes
-    n times that and s₄ forwards of one token, 0 ≤ s₄ ≤ longest_call. The prior of s₄ is weaker, so
-    unexplained time is attributed to the call first.
+    ones fading, plus prior·Σ (sᵢ - 1)², within [1/_FURTHEST, _FURTHEST]³. A call of n forwards
+    takes n times that and s₄ forwards of one token, 0 ≤ s₄ ≤ longest_call. The prior of s₄ is
+    weaker, so unexplained time is attributed to the call first.
     """
 
-    def __init__(self, fitted: CostModel, params: RefinementParams | None = None) -> None:
-        params = params or RefinementParams()
+    def __init__(self, fitted: CostModel, longest_call: float = 0.0) -> None:
+        """`longest_call`: the largest overhead of a call, in forwards of one token; 0: calls have
+        none."""
         self._shape = _with_token_cost(fitted.piecewise)
         self._call_unit_s = fitted.predict(0, 1)
-        furthest, longest_call = params.furthest, params.longest_call
-        self._limits = _Limits(furthest, longest_call, 1.0 - 1.0 / params.memory)
+        self._longest_call = longest_call
         spread = np.array([_SPREAD] * 3 + [max(_SPREAD, _CALL_SPREAD * longest_call)])
         self._box = np.array(
             [
                 (1.0, 1.0, 1.0, 0.0),
-                [1.0 / furthest] * 3 + [0.0],
-                [furthest] * 3 + [longest_call],
+                [1.0 / _FURTHEST] * 3 + [0.0],
+                [_FURTHEST] * 3 + [longest_call],
                 (_SPREAD / spread) ** 2,
             ]
         )
@@ -109,14 +101,14 @@ class RefinedCost:
         self._variance = _learn(
             (fixed_share, context_share, token_share, self._call_unit_s / fitted_s),
             seconds / fitted_s,
-            self._limits,
+            self._longest_call,
             self._box,
             self._normal,
             self._scales,
             self._variance,
         )
         fixed, per_context, per_token, _ = self._scales.tolist()
-        self.piecewise = PiecewiseLinear(
+        self.piecewise = ForwardCost(
             per_context * fitted.alpha,
             per_token * fitted.gamma,
             fixed * fitted.delta,
@@ -127,18 +119,11 @@ class RefinedCost:
         )
 
 
-def _with_token_cost(shape: PiecewiseLinear) -> PiecewiseLinear:
+def _with_token_cost(shape: ForwardCost) -> ForwardCost:
     """A fit to few, noisy samples may say that tokens are free, and no scale would change that."""
     if shape.gamma + shape.gamma_more > 0.0:
         return shape
     return shape._replace(gamma=_LEAST_TOKEN_SHARE * shape.delta)
-
-
-class _Limits(NamedTuple):
-    furthest: float
-    longest_call: float
-    keep: float
-    """The factor by which earlier observations decay with each new one."""
 
 
 _CENTRE, _LOWEST, _HIGHEST, _PRECISION = range(4)
@@ -155,7 +140,7 @@ def _prior(variance: float) -> float:
 def _learn(
     parts: tuple[float, float, float, float],
     ratio: float,
-    limits: _Limits,
+    longest_call: float,
     box: Floats,
     normal: Floats,
     scales: Floats,
@@ -168,15 +153,14 @@ def _learn(
     for part in range(_PARTS):
         predicted += parts[part] * scales[part]
     ratio = min(max(ratio, predicted / _OUTLIER), predicted * _OUTLIER)
-    most = limits.furthest + limits.longest_call * parts[3]
-    ratio = min(max(ratio, 1.0 / limits.furthest), most)
+    ratio = min(max(ratio, 1.0 / _FURTHEST), _FURTHEST + longest_call * parts[3])
     error = (ratio - predicted) / predicted
     variance += _SCATTER_MEMORY * (error * error - variance)
     squares, products = normal[:_PARTS], normal[_PARTS]
     for row in range(_PARTS):
         for column in range(_PARTS):
-            squares[row, column] = limits.keep * squares[row, column] + parts[row] * parts[column]
-        products[row] = limits.keep * products[row] + parts[row] * ratio
+            squares[row, column] = _KEEP * squares[row, column] + parts[row] * parts[column]
+        products[row] = _KEEP * products[row] + parts[row] * ratio
     # Least squares in a box by coordinate descent from the last scales, which takes a few sweeps.
     for _ in range(_SWEEPS):
         moved = 0.0

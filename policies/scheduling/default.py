@@ -12,21 +12,17 @@ from statistics import median
 
 from policies.request import RequestView, RoundOutcome, by_arrival, expected_len
 
+_URGENT_S = 0.25
+"""A request whose slack is smaller than this goes first."""
+_HOLD_S = 0.5
+"""A running request is preempted only for one that will finish earlier by more than this. It is
+more than a switch costs, because estimates are noisy (docs/policies/scheduling.md)."""
+_TOKEN_S = 0.05
+"""Seconds per output token before any observation."""
+_OWN_TOKENS = 4.0
+"""Tokens after which a request's own pace weighs as much as the pooled one."""
 _DECAY = 0.999
 """Decay of the pooled pace per request and round, so that it follows the load."""
-
-
-@dataclass(frozen=True, slots=True)
-class DefaultScheduleParams:
-    urgent_s: float = 0.25
-    """A request whose slack is smaller than this goes first."""
-    hold_s: float = 0.5
-    """A running request is preempted only for one that will finish earlier by more than this. It is
-    more than a switch costs, because estimates are noisy (docs/policies/scheduling.md)."""
-    token_s: float = 0.05
-    """Seconds per output token before any observation."""
-    own_tokens: float = 4.0
-    """Tokens after which a request's own pace weighs as much as the pooled one."""
 
 
 @dataclass(slots=True)
@@ -39,10 +35,9 @@ class _Pace:
 
 
 class DefaultSchedule:
-    def __init__(self, params: DefaultScheduleParams = DefaultScheduleParams()) -> None:
-        self._params = params
+    def __init__(self) -> None:
         self._paces: dict[str, _Pace] = {}
-        self._pooled = _Pace(seconds=params.token_s, tokens=1.0)
+        self._pooled = _Pace(seconds=_TOKEN_S, tokens=1.0)
 
     def arrive(self, request: RequestView, now: float) -> None:
         self._paces[request.name] = _Pace()
@@ -58,12 +53,12 @@ class DefaultSchedule:
 
         def preference(view: RequestView) -> tuple[bool, float, float, str]:
             slack = self._slack(view, now)
-            if 0 <= slack < self._params.urgent_s:
+            if 0 <= slack < _URGENT_S:
                 return (False, slack, *by_arrival(view))
             seconds = left[view.name]
             seconds = typical if seconds is None else seconds
             if view.name in running_names:
-                seconds -= self._params.hold_s
+                seconds -= _HOLD_S
             return (True, seconds, *by_arrival(view))
 
         return [view.name for view in sorted(requests, key=preference)[:slots]]
@@ -90,7 +85,7 @@ class DefaultSchedule:
     def _token_s(self, request: str) -> float:
         """The request's seconds per token, shrunk towards the pooled ones while it has few
         tokens."""
-        own, prior = self._paces[request], self._params.own_tokens
+        own, prior = self._paces[request], _OWN_TOKENS
         pooled_token_s = self._pooled.seconds / self._pooled.tokens
         return (own.seconds + prior * pooled_token_s) / (own.tokens + prior)
 

@@ -2,7 +2,7 @@
 
 Within each tenant of a priority class the order of the inner schedule is kept. The bound comes
 before priorities: whatever the inner schedule prefers, no request waits for longer than
-`starve_after_s + 2·gap + N · (turn_s / (turn_share · slots) + 2·gap)`, where N is the number of
+`starve_after_s + 2·gap + N · (TURN_S / (TURN_SHARE · slots) + 2·gap)`, where N is the number of
 requests in the system and gap the longest time between two picks.
 """
 
@@ -16,29 +16,28 @@ from policies.protocols import Schedule
 from policies.request import RequestView, RoundOutcome, by_arrival
 from policies.scheduling.triage import Triage
 
+TURN_S = 1.0
+"""How long a turn lasts after the request has started to run."""
+TURN_SHARE = 0.1
+"""The largest share of all slot time that goes to turns, so that under overload, when all requests
+wait for long, the inner schedule still decides the rest."""
+TENANT_SLACK_S = 1.0
+"""Slot time by which a tenant may be ahead of another before it loses a slot to it, so that tenants
+of equal service do not swap in every round."""
+
 
 @dataclass(frozen=True, slots=True)
 class FairnessParams:
     starve_after_s: float = 30.0
     """A request that has waited for this long gets a turn: it runs before all others. The longest
     wait comes first."""
-    turn_s: float = 1.0
-    """How long a turn lasts after the request has started to run."""
-    turn_share: float = 0.1
-    """The largest share of all slot time that goes to turns, so that under overload, when all
-    requests wait for long, the inner schedule still decides the rest."""
-    tenant_slack_s: float = 1.0
-    """Slot time by which a tenant may be ahead of another before it loses a slot to it, so that
-    tenants of equal service do not swap in every round."""
     late_share: float = 0.1
     """New requests wait while more than this share of the running requests with a TPOT are late
     (triage.py); 1: never."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.turn_share <= 1:
-            raise ValueError(f"turn_share is above 0 and at most 1, not {self.turn_share}")
-        if min(self.starve_after_s, self.turn_s, self.tenant_slack_s) <= 0:
-            raise ValueError("starve_after_s, turn_s and tenant_slack_s are above 0")
+        if self.starve_after_s <= 0:
+            raise ValueError(f"starve_after_s is above 0, not {self.starve_after_s}")
         if not 0 < self.late_share <= 1:
             raise ValueError(f"late_share is above 0 and at most 1, not {self.late_share}")
 
@@ -134,7 +133,7 @@ class FairSchedule:
         turns: dict[str, float | None] = {}
         for name, end in self._turns.items():
             if end is None and name in running:
-                end = now + self._params.turn_s
+                end = now + TURN_S
             if name in self._waiting_since and (end is None or now < end):
                 turns[name] = end
         self._turns = turns
@@ -142,7 +141,7 @@ class FairSchedule:
     def _bound_claims(self, requests: Sequence[RequestView], running: set[str], slots: int) -> None:
         """A tenant of which no request waits lacks nothing, so it earns no claim to catch up with
         those that use what it leaves: with it, it could stop them later for as long as they have.
-        It keeps the claim that alternating between tenants leaves, `tenant_slack_s` in each slot.
+        It keeps the claim that alternating between tenants leaves, TENANT_SLACK_S in each slot.
         """
         served = self._served
         if len(served) < 2:
@@ -150,10 +149,10 @@ class FairSchedule:
         waiting = {view.tenant for view in requests if view.name not in running}
         level = min((served[tenant] for tenant in waiting), default=max(served.values()))
         for tenant in served.keys() - waiting:
-            served[tenant] = max(served[tenant], level - self._params.tenant_slack_s * slots)
+            served[tenant] = max(served[tenant], level - TENANT_SLACK_S * slots)
 
     def _start_turns(self, requests: Sequence[RequestView], slots: int, now: float) -> None:
-        """Starts turns at the rate at which they use up `turn_share`."""
+        """Starts turns at the rate at which they use up TURN_SHARE."""
         latest = now - self._params.starve_after_s
         starving = [
             view
@@ -167,13 +166,13 @@ class FairSchedule:
             if now < self._next_turn_s:
                 break
             self._turns[view.name] = None
-            self._next_turn_s += self._params.turn_s / (self._params.turn_share * max(1, slots))
+            self._next_turn_s += TURN_S / (TURN_SHARE * max(1, slots))
 
     def _interleave_tenants(
         self, preferred: Sequence[str], placed: Counter[str], held: Counter[str]
     ) -> list[str]:
         """Orders the requests by giving one slot after another to the least served tenant. Each
-        slot that a tenant gets counts as `tenant_slack_s` of service, but one less while it gets
+        slot that a tenant gets counts as TENANT_SLACK_S of service, but one less while it gets
         fewer slots than it holds already."""
         queues: dict[str, list[str]] = {}
         for name in reversed(preferred):
@@ -184,7 +183,7 @@ class FairSchedule:
 
         def entry(tenant: str) -> tuple[float, int, str]:
             given = placed[tenant] - (placed[tenant] < held[tenant])
-            level = self._served[tenant] + self._params.tenant_slack_s * given
+            level = self._served[tenant] + TENANT_SLACK_S * given
             return (level, place[queues[tenant][-1]], tenant)
 
         order: list[str] = []

@@ -8,7 +8,6 @@ blindly, as LBSS does.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -26,26 +25,17 @@ _DEEPEST = 8
 deep it drafts."""
 
 
-@dataclass(frozen=True, slots=True)
-class HedgeParams:
-    hold_slots: int = 4
-    """Slots per request, on average, between two decisions."""
-    stay: float = 0.02
-    """By which share the estimated goodput of another lane must be larger for a switch, because
-    estimates are noisy."""
-    horizon_tokens: int = 128
-    """A switch must pay within so many tokens."""
-
-    def __post_init__(self) -> None:
-        if self.horizon_tokens < 1 or self.hold_slots < 1:
-            raise ValueError("horizon_tokens and hold_slots are above 0")
-        if self.stay < 0:
-            raise ValueError("stay is not negative")
+HOLD_SLOTS = 4
+"""Slots per request, on average, between two decisions."""
+_STAY = 0.02
+"""By which share the estimated goodput of another lane must be larger for a switch, because
+estimates are noisy."""
+_HORIZON_TOKENS = 128
+"""A switch must pay within so many tokens."""
 
 
 class Hedge:
-    def __init__(self, params: HedgeParams = HedgeParams()) -> None:
-        self._params = params
+    def __init__(self) -> None:
         self._membership = Membership()
         self._context: RoundContext | None = None
         """The context of the last call of `assign`."""
@@ -70,7 +60,7 @@ class Hedge:
     ) -> Mapping[str, str | None]:
         self._context = context
         changed = self._membership.changed(requests, lanes)
-        if changed or self._slots >= self._params.hold_slots * len(requests):
+        if changed or self._slots >= HOLD_SLOTS * len(requests):
             self._slots = 0
             self._likely = None
             self._mapping = self._decide(requests, lanes, context)
@@ -103,19 +93,6 @@ class Hedge:
         self._undrafted.pop(request, None)
         self._likely = None
 
-    @property
-    def regret(self) -> float:
-        requests = [one for one in self._membership.requests.values() if one.name in self._mapping]
-        lanes = list(self._membership.lanes.values())
-        if self._context is None or not requests or not lanes:
-            return 0.0
-        goodput, plain = _goodput(requests, lanes, self._context, self._deepest or _DEEPEST)
-        every = np.column_stack([goodput, plain])
-        column = {lane.name: number for number, lane in enumerate(lanes)}
-        chosen = [column.get(self._mapping[one.name] or "", -1) for one in requests]
-        reached = every[np.arange(len(requests)), chosen]
-        return float((1.0 - reached / every.max(axis=1)).mean())
-
     def _decide(
         self, requests: Sequence[RequestView], lanes: Sequence[LaneView], context: RoundContext
     ) -> dict[str, str | None]:
@@ -123,16 +100,16 @@ class Hedge:
         others = max(0, context.active - len(requests))
         goodput, plain = _goodput(requests, lanes, context, self._deepest or _DEEPEST, others)
         switch_s = _unread(requests, lanes) * np.array([lane.catch_up_s for lane in lanes])
-        left = [tokens_left(request, self._params.horizon_tokens) for request in requests]
+        left = [tokens_left(request) for request in requests]
         values = goodput_after_switch(goodput, switch_s, np.array(left)[:, None])
-        stay_factor = 1 + self._params.stay
+        stay_factor = 1 + _STAY
         column = {lane.name: number for number, lane in enumerate(lanes)}
         for row, name in enumerate(names):
             here = column.get(before.get(name) or "")
             if here is not None:
                 # Where the speculation policy declines to draft, the lane is worth no more than
                 # plain decoding.
-                declined = self._undrafted.get(name, 0) >= self._params.hold_slots
+                declined = self._undrafted.get(name, 0) >= HOLD_SLOTS
                 values[row, here] = plain[row] if declined else values[row, here] * stay_factor
             elif name in before and before[name] is None:
                 plain[row] *= stay_factor
@@ -266,11 +243,11 @@ def _best_other_lanes(
 Number = TypeVar("Number", float, Floats)
 
 
-def tokens_left(request: RequestView, horizon: int) -> float:
+def tokens_left(request: RequestView) -> float:
     """Output tokens over which a switch can pay: the rest of the predicted length, or of
-    `max_tokens` where there is no prediction, at most `horizon`."""
+    `max_tokens` where there is no prediction, at most `_HORIZON_TOKENS`."""
     length = request.predicted_len if request.predicted_len is not None else request.max_tokens
-    return max(1.0, min(length - request.generated, horizon))
+    return max(1.0, min(length - request.generated, _HORIZON_TOKENS))
 
 
 def goodput_after_switch(goodput: Number, switch_s: Number, tokens: Number) -> Number:

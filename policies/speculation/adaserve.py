@@ -16,7 +16,7 @@ from policies.speculation.forest import (
     Ints,
     budgeted_draft_room,
     context_tokens,
-    draft_tokens_left,
+    draft_limits,
     forest_of,
 )
 from policies.speculation.slo import BatchProgress, needs_at
@@ -45,9 +45,7 @@ class TreeShape:
         depth = min(self.max_depth, max(self.min_depth, depth))
         budget = context.draft_budgets.get(batch.lane or "", context.most_tokens)
         width = min(self.max_width, max(1, budget // max(1, active) + self.c2))
-        return [
-            DraftLimit(min(depth, draft_tokens_left(request)), width) for request in batch.requests
-        ]
+        return draft_limits(batch, depth, width)
 
 
 @dataclass(frozen=True, slots=True)

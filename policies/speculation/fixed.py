@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
-from policies.speculation.forest import draft_room, draft_tokens_left, forest_of
+from policies.protocols import Candidates, DraftPlan, LaneBatch, Mask, RoundContext
+from policies.speculation.forest import draft_limits, draft_room, forest_of
 
 
 def all_that_fit(candidates: Candidates, context: RoundContext) -> Mask:
@@ -45,13 +45,7 @@ class Fixed:
     def plan(
         self, batches: Sequence[LaneBatch], context: RoundContext, now: float
     ) -> list[DraftPlan]:
-        length = self._params.length
-        return [
-            DraftPlan(
-                [DraftLimit(min(length, draft_tokens_left(request))) for request in batch.requests]
-            )
-            for batch in batches
-        ]
+        return [DraftPlan(draft_limits(batch, self._params.length)) for batch in batches]
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:
         return all_that_fit(candidates, context)

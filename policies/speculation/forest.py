@@ -8,11 +8,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from policies.cost import PiecewiseLinear, forward_seconds
-from policies.flat_trees import FlatTrees
-from policies.protocols import Mask, RoundContext
+from policies.cost import ForwardCost, forward_seconds
+from policies.flat_trees import FlatTrees, path_confidences
+from policies.protocols import DraftLimit, LaneBatch, Mask, RoundContext
 from policies.request import RequestView
-from policies.tree import ROOT
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -76,13 +75,18 @@ def verify_seconds(context: RoundContext, read: float, roots: int, most: int) ->
     )
 
 
+def draft_limits(batch: LaneBatch, depth: int, width: int = 1) -> list[DraftLimit]:
+    """The same for all requests, but no draft is longer than is useful."""
+    return [DraftLimit(min(depth, draft_tokens_left(one)), width) for one in batch.requests]
+
+
 def draft_tokens_left(request: RequestView) -> int:
     """The longest useful draft: tokens left up to `max_tokens`, less the target's own."""
     return max(0, request.max_tokens - request.generated - 1)
 
 
 @njit(cache=True)
-def seconds_by_draft_tokens(cost: PiecewiseLinear, read: float, fixed: int, most: int) -> Floats:
+def seconds_by_draft_tokens(cost: ForwardCost, read: float, fixed: int, most: int) -> Floats:
     seconds = np.empty(most + 1)
     for nodes in range(most + 1):
         seconds[nodes] = forward_seconds(cost, read, float(fixed + nodes))
@@ -92,12 +96,8 @@ def seconds_by_draft_tokens(cost: PiecewiseLinear, read: float, fixed: int, most
 @njit(cache=True)
 def forest_of(flat: FlatTrees) -> Forest:
     nodes = len(flat.tokens)
-    owner, depth, path = np.empty(nodes, np.int64), np.empty(nodes, np.int64), np.empty(nodes)
+    owner, depth = np.empty(nodes, np.int64), np.empty(nodes, np.int64)
     for tree in range(len(flat.starts) - 1):
-        begin = flat.starts[tree]
-        for node in range(begin, flat.starts[tree + 1]):
+        for node in range(flat.starts[tree], flat.starts[tree + 1]):
             owner[node], depth[node] = tree, flat.depth[node]
-            path[node] = flat.confidence[node]
-            if flat.parents[node] != ROOT:
-                path[node] *= path[begin + flat.parents[node]]
-    return Forest(flat.starts, owner, depth, path)
+    return Forest(flat.starts, owner, depth, path_confidences(flat))

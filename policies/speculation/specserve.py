@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from policies.cost import CostModel
 from policies.estimates.calibration import IDENTITY, Calibration, Curve
-from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
+from policies.protocols import Candidates, DraftPlan, LaneBatch, Mask, RoundContext
 from policies.speculation.forest import (
     Floats,
     context_tokens,
+    draft_limits,
     draft_room,
-    draft_tokens_left,
     forest_of,
     verify_seconds,
 )
@@ -156,8 +156,8 @@ class SpecServe:
     def _plan(self, batch: LaneBatch, context: RoundContext) -> DraftPlan:
         if batch.lane is None:
             return DraftPlan.plain(batch)
-        requests, length = batch.requests, self._params.max_length
-        limits = [DraftLimit(min(length, draft_tokens_left(request))) for request in requests]
+        requests = batch.requests
+        limits = draft_limits(batch, self._params.max_length)
         rule = SpecServeRule(
             verify=context.verify,
             draft=context.draft.get(batch.lane),

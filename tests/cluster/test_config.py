@@ -111,7 +111,7 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
             speculation("adaserve", shape={"max_width": 0.5}),
         ),
         ("policies.pipeline.mode", {"policies": {"pipeline": {"mode": "fastest"}}}),
-        ("fairness.turn_s", {"policies": {"fairness": {"turn_s": "long"}}}),
+        ("fairness.starve_after_s", {"policies": {"fairness": {"starve_after_s": "long"}}}),
         (
             "policies.selection.options.drafter: no 'huge'; there are tiny",
             {

@@ -27,7 +27,7 @@ from engine.drafters.runner import PackedRunner
 from engine.errors import InvalidRequest, SpindleError
 from engine.model import PackedModel
 from engine.verifiers.native import NativeVerifier
-from policies.cost import LinearCost
+from policies.cost import ForwardCost
 from policies.request import LaneView
 from policies.scheduling.fcfs import fcfs
 from policies.speculation.fixed import Fixed
@@ -101,7 +101,7 @@ def make_drafter() -> ModelDrafter:
 
 def make_coordinator(config: AppConfig, seconds: float) -> Coordinator:
     lanes = [Lane(LaneView("near", "near", capacity=64), PacedDrafter(make_drafter, 0.0))]
-    costs = Costs(LinearCost(0, 1e-5, 0.001), {"near": LinearCost(0, 0, 1e-4)}, 64, {}, 64)
+    costs = Costs(ForwardCost(0, 1e-5, 0.001), {"near": ForwardCost(0, 0, 1e-4)}, 64, {}, 64)
     limits = config.limits
     return Coordinator(
         PacedVerifier(make_verifier, seconds),

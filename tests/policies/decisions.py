@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.coordinator.settings import Policies
-from policies.cost import CostModel, PiecewiseLinear
+from policies.cost import CostModel
 from policies.protocols import (
     Candidates,
     DraftPlan,
@@ -71,8 +71,8 @@ class Log:
         verify, handling, *draft = self.factors(2 + len(context.draft)).tolist()
         costs = zip(context.draft.items(), draft, strict=True)
         return context._replace(
-            verify=_Scaled.of(context.verify, verify),
-            draft={lane: _Scaled.of(cost, factor) for (lane, cost), factor in costs},
+            verify=_scaled(context.verify, verify),
+            draft={lane: _scaled(cost, factor) for (lane, cost), factor in costs},
             handling_s=context.handling_s * handling,
         )
 
@@ -184,26 +184,15 @@ class LoggedRule:
         return continues
 
 
-@dataclass(frozen=True, slots=True)
-class _Scaled:
-    """A cost model's seconds times a factor."""
-
-    piecewise: PiecewiseLinear
-
-    @classmethod
-    def of(cls, cost: CostModel, factor: float) -> "_Scaled":
-        piecewise = cost.piecewise
-        return cls(
-            piecewise._replace(
-                alpha=piecewise.alpha * factor,
-                gamma=piecewise.gamma * factor,
-                delta=piecewise.delta * factor,
-                gamma_more=piecewise.gamma_more * factor,
-            )
-        )
-
-    def predict(self, context: float, tokens: float) -> float:
-        return self.piecewise.predict(context, tokens)
+def _scaled(cost: CostModel, factor: float) -> CostModel:
+    """Its seconds times a factor."""
+    piecewise = cost.piecewise
+    return piecewise._replace(
+        alpha=piecewise.alpha * factor,
+        gamma=piecewise.gamma * factor,
+        delta=piecewise.delta * factor,
+        gamma_more=piecewise.gamma_more * factor,
+    )
 
 
 def _limit(depth: int, width: int) -> str:

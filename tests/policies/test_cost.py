@@ -5,14 +5,13 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 import scipy.optimize  # noqa: F401  # imported by the first fit, which would exceed a deadline
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.cost import (
     CostModel,
+    ForwardCost,
     ForwardSample,
-    LinearCost,
-    RooflineCost,
     fit_linear,
     fit_roofline,
     forward_seconds,
@@ -22,8 +21,8 @@ from policies.estimates.online_cost import RefinedCost
 
 TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 CONTEXTS = (0, 500, 2_000, 8_000)
-LINE = LinearCost(alpha=1e-6, gamma=2e-4, delta=9e-3)
-ROOFLINE = RooflineCost(alpha=1e-6, gamma=5e-5, delta=9e-3, knee=24, gamma_more=6e-4)
+LINE = ForwardCost(alpha=1e-6, gamma=2e-4, delta=9e-3)
+ROOFLINE = ForwardCost(alpha=1e-6, gamma=5e-5, delta=9e-3, knee=24, gamma_more=6e-4)
 
 
 def samples(
@@ -43,7 +42,7 @@ def samples(
     st.floats(1e-4, 1.0),
 )
 def test_linear_fit_recovers_a_line(alpha: float, gamma: float, delta: float) -> None:
-    fitted = fit_linear(samples(LinearCost(alpha, gamma, delta)))
+    fitted = fit_linear(samples(ForwardCost(alpha, gamma, delta)))
     assert fitted.alpha == pytest.approx(alpha, rel=1e-4)
     assert fitted.gamma == pytest.approx(gamma, rel=1e-4)
     assert fitted.delta == pytest.approx(delta, rel=1e-3)
@@ -59,7 +58,7 @@ def test_coefficients_are_never_negative() -> None:
 
 @pytest.mark.parametrize("knee", [6, 24, 48])
 def test_roofline_fit_finds_the_knee(knee: int) -> None:
-    roofline = RooflineCost(
+    roofline = ForwardCost(
         ROOFLINE.alpha, ROOFLINE.gamma, ROOFLINE.delta, knee, ROOFLINE.gamma_more
     )
     fitted = fit_roofline(samples(roofline))
@@ -76,7 +75,7 @@ def test_roofline_fit_is_robust_to_noise() -> None:
 
 def test_fit_prediction_and_refinement_all_respect_a_step() -> None:
     """17 to 36 tokens take as long as 36: the seventeenth is expensive, the next ones are free."""
-    step = RooflineCost(1e-6, 1e-4, 9e-3, knee=48, gamma_more=6e-4, step_from=16, step_to=36)
+    step = ForwardCost(1e-6, 1e-4, 9e-3, knee=48, gamma_more=6e-4, step_from=16, step_to=36)
     fitted = fit_roofline(samples(step), step_from=16, step_to=36)
     refined = RefinedCost(fitted)
     for _ in range(500):  # all forwards now take half as long again
@@ -111,26 +110,14 @@ def test_the_budget_is_the_knee_up_to_the_largest_measured_size() -> None:
 
 def test_a_slight_bend_does_not_limit_the_budget() -> None:
     """As measured on vLLM: the forward of 2 tokens takes 3.3 ms, that of 32 takes 5.6."""
-    slightly_bent = RooflineCost(6e-7, gamma=3.9e-5, delta=3.2e-3, knee=2, gamma_more=4e-5)
+    slightly_bent = ForwardCost(6e-7, gamma=3.9e-5, delta=3.2e-3, knee=2, gamma_more=4e-5)
     assert token_budget(slightly_bent, largest=128) == 40
 
 
 def test_budget_without_a_knee() -> None:
-    straight = RooflineCost(1e-6, gamma=0.25, delta=2.5, knee=5, gamma_more=0.0)
+    straight = ForwardCost(1e-6, gamma=0.25, delta=2.5, knee=5, gamma_more=0.0)
     assert token_budget(straight, largest=128) == 10  # 10 tokens cost as much as the fixed part
-    flat = RooflineCost(1e-6, gamma=0.0, delta=9e-3, knee=5, gamma_more=0.0)
+    flat = ForwardCost(1e-6, gamma=0.0, delta=9e-3, knee=5, gamma_more=0.0)
     assert token_budget(flat, largest=128) == 128
-    steep = RooflineCost(1e-6, gamma=1.0, delta=9e-3, knee=5, gamma_more=0.0)
+    steep = ForwardCost(1e-6, gamma=1.0, delta=9e-3, knee=5, gamma_more=0.0)
     assert token_budget(steep, largest=128) == 1
-
-
-@settings(deadline=None, derandomize=True)
-@given(st.integers(0, 10_000), st.integers(0, 300))
-def test_the_piecewise_form_predicts_the_same(context: int, tokens: int) -> None:
-    refined = RefinedCost(ROOFLINE)
-    for seconds in (0.02, 0.01, 0.03):
-        refined.observe(100, 40, seconds)
-    for cost in (LINE, ROOFLINE, refined):
-        assert cost.piecewise.predict(context, tokens) == pytest.approx(
-            cost.predict(context, tokens)
-        )

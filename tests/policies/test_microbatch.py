@@ -3,22 +3,22 @@
 import numpy as np
 import pytest
 
-from policies.cost import LinearCost
+from policies.cost import ForwardCost
 from policies.microbatch import LaneLoad, MicroBatchParams, split, throughput
 
 
 def lane(requests: int, step_s: float, depth: int = 4, gain: float = 2.0) -> LaneLoad:
     """A lane whose draft steps take `step_s`, whatever the number of requests."""
-    return LaneLoad(requests, 100 * requests, depth, gain, LinearCost(0.0, 0.0, step_s))
+    return LaneLoad(requests, 100 * requests, depth, gain, ForwardCost(0.0, 0.0, step_s))
 
 
-def fixed(seconds: float) -> LinearCost:
+def fixed(seconds: float) -> ForwardCost:
     """A verifier whose time does not depend on tokens."""
-    return LinearCost(0.0, 0.0, seconds)
+    return ForwardCost(0.0, 0.0, seconds)
 
 
-def per_row(seconds: float) -> LinearCost:
-    return LinearCost(0.0, seconds, 0.0)
+def per_row(seconds: float) -> ForwardCost:
+    return ForwardCost(0.0, seconds, 0.0)
 
 
 # The pipeline
@@ -57,11 +57,11 @@ def test_plain_requests_join_the_forward() -> None:
 # The number of micro-batches
 
 
-def random_loads(rng: np.random.Generator) -> tuple[list[LaneLoad], LinearCost]:
+def random_loads(rng: np.random.Generator) -> tuple[list[LaneLoad], ForwardCost]:
     loads = []
     for _ in range(rng.integers(1, 4)):
         requests = int(rng.integers(1, 7))
-        draft = LinearCost(1e-8, rng.choice([2e-5, 2e-4]), rng.choice([3e-4, 1e-3, 4e-3]))
+        draft = ForwardCost(1e-8, rng.choice([2e-5, 2e-4]), rng.choice([3e-4, 1e-3, 4e-3]))
         loads.append(
             LaneLoad(
                 requests,
@@ -71,7 +71,7 @@ def random_loads(rng: np.random.Generator) -> tuple[list[LaneLoad], LinearCost]:
                 draft=draft if rng.random() < 0.7 else None,
             )
         )
-    return loads, LinearCost(1e-8, rng.choice([1e-4, 1e-3]), rng.choice([2e-3, 2e-2]))
+    return loads, ForwardCost(1e-8, rng.choice([1e-4, 1e-3]), rng.choice([2e-3, 2e-2]))
 
 
 def test_spins_heuristic_is_within_epsilon_of_exhaustive_search() -> None:
@@ -94,7 +94,7 @@ def test_a_batch_is_not_split_if_two_parts_are_slower() -> None:
 def test_a_batch_is_not_split_if_more_parts_lose_less_than_epsilon() -> None:
     """Every forward of a further part costs 0.1 ms of 50: nothing is lost worth mentioning, and
     nothing gained."""
-    free, verify = LaneLoad(20, 2000, 4, 2.0), LinearCost(0.0, 0.0005, 0.0001)
+    free, verify = LaneLoad(20, 2000, 4, 2.0), ForwardCost(0.0, 0.0005, 0.0001)
     halves = throughput([free], 2, verify)
     whole = throughput([free], 1, verify)
     assert 0.97 * whole < halves < whole
@@ -104,7 +104,7 @@ def test_a_batch_is_not_split_if_more_parts_lose_less_than_epsilon() -> None:
 def test_a_batch_is_split_where_drafting_takes_as_long_as_verifying() -> None:
     """Halves overlap; more parts than that gain nothing."""
     assert split([lane(8, 0.005)], per_row(0.001)) == 2
-    assert split([lane(8, 0.005)], per_row(0.001), MicroBatchParams(max_parts=1)) == 1
+    assert split([lane(8, 0.005)], per_row(0.001), MicroBatchParams(parts=1)) == 1
 
 
 def test_a_fixed_number_of_parts_is_not_searched() -> None:

@@ -75,12 +75,6 @@ def test_follow_returns_the_longest_prefix_in_the_tree(tree: DraftTree, tokens: 
     assert path == (tree.path(path[-1]) if path else [])
 
 
-@given(trees())
-def test_following_a_nodes_token_path_ends_at_the_node(tree: DraftTree) -> None:
-    for node in range(len(tree)):
-        assert tree.follow(token_path(tree, node)) == tree.path(node)
-
-
 @given(st.lists(TOKENS, max_size=6))
 def test_a_chain_is_one_path_of_all_its_tokens(tokens: list[int]) -> None:
     chain = DraftTree.chain(tokens)
@@ -88,11 +82,6 @@ def test_a_chain_is_one_path_of_all_its_tokens(tokens: list[int]) -> None:
     assert chain.follow(tokens) == list(range(len(tokens)))
     assert chain.ancestor_mask().tolist() == np.tri(len(tokens), dtype=bool).tolist()
     assert chain.confidence.tolist() == [1.0] * len(tokens)
-
-
-@given(trees())
-def test_is_chain_if_each_node_is_the_child_of_the_one_before(tree: DraftTree) -> None:
-    assert tree.is_chain == all(len(token_path(tree, i)) == i + 1 for i in range(len(tree)))
 
 
 @pytest.mark.parametrize(

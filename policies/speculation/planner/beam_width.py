@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from policies.cost import PiecewiseLinear, forward_seconds
+from policies.cost import ForwardCost, forward_seconds
 from policies.estimates.calibration import rank_acceptance
 from policies.speculation.forest import Floats
 from policies.speculation.planner.best_prefix import Requests
@@ -68,7 +68,7 @@ def best_width(
     chances: Floats,
     context: float,
     siblings: Floats,
-    step: PiecewiseLinear,
+    step: ForwardCost,
     call_s: float,
     costs: RoundCosts,
     others: int,

@@ -6,13 +6,13 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from policies.cost import PiecewiseLinear, forward_seconds
+from policies.cost import ForwardCost, forward_seconds
 from policies.estimates.acceptance import Tables, estimate
 from policies.speculation.forest import Floats, Ints
 
 
 class RoundCosts(NamedTuple):
-    verify: PiecewiseLinear
+    verify: ForwardCost
     context: float
     """Committed tokens of all requests, which the verification attends to."""
     base_tokens: float

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from policies.cost import PiecewiseLinear, forward_seconds
+from policies.cost import ForwardCost, forward_seconds
 from policies.flat_trees import FlatTrees
 from policies.protocols import Mask
 from policies.speculation.forest import Floats, Forest, Ints, forest_of, seconds_by_draft_tokens
@@ -29,7 +29,7 @@ from policies.speculation.slo import (
 class RoundState(NamedTuple):
     """Costs and times of the round besides its drafts."""
 
-    verify: PiecewiseLinear
+    verify: ForwardCost
     prefill_tokens: int
     room: int
     """Draft tokens that the verification has room for."""

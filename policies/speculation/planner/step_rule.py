@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from policies.cost import PiecewiseLinear, forward_seconds
+from policies.cost import ForwardCost, forward_seconds
 from policies.estimates.calibration import Curve, interpolate
 from policies.protocols import Mask
 from policies.speculation.forest import Floats, Ints
@@ -23,7 +23,7 @@ from policies.speculation.planner.round_costs import ADDED, NEXT, RoundCosts, ro
 
 
 class LaneCosts(NamedTuple):
-    step: PiecewiseLinear
+    step: ForwardCost
     call_s: float
     """Time of a draft call besides its steps."""
 

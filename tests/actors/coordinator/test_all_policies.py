@@ -26,21 +26,21 @@ from policies.catalogue import (
     make_selection,
     make_speculation,
 )
-from policies.cost import LinearCost, RooflineCost
+from policies.cost import ForwardCost
 from policies.microbatch import MicroBatchParams
 from policies.protocols import DraftPlan, LaneBatch, RoundContext, Schedule
 from policies.request import Slo
 from policies.speculation.adaserve import AdaServe
 
-VERIFY = RooflineCost(alpha=1e-7, gamma=1e-5, delta=0.02, knee=64, gamma_more=2e-4)
-DRAFT = LinearCost(alpha=1e-8, gamma=1e-6, delta=0.001)
+VERIFY = ForwardCost(alpha=1e-7, gamma=1e-5, delta=0.02, knee=64, gamma_more=2e-4)
+DRAFT = ForwardCost(alpha=1e-8, gamma=1e-6, delta=0.001)
 LIMITS = Limits(max_batch=3, max_waiting=100, kv_tokens=320, forward_tokens=48)
 CLUSTER = Cluster(
     VERIFY,
     KvMemory(320),
     [
         DrafterSpec("small", "small", DRAFT, capacity=2, faults=Faults([0.3], recovery_s=0.2)),
-        DrafterSpec("large", "large", LinearCost(1e-8, 1e-6, 0.004), capacity=2),
+        DrafterSpec("large", "large", ForwardCost(1e-8, 1e-6, 0.004), capacity=2),
         DrafterSpec("ngram", "ngram", None),
     ],
     Acceptance({("", "small"): synthetic(0.6), ("", "large"): synthetic(0.8),

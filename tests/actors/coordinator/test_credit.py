@@ -12,13 +12,13 @@ from benchmarks.simulator.run import Cluster, DrafterSpec, simulate
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival
 from policies.catalogue import Calibrations, make_schedule, make_selection
-from policies.cost import LinearCost
+from policies.cost import ForwardCost
 from policies.estimates.acceptance import accepted_levels
 from policies.protocols import DraftPlan, LaneBatch, RoundContext
 from policies.request import RoundOutcome
 from policies.speculation.fixed import Fixed
 
-SMALL = DrafterSpec("small", "small", LinearCost(1e-8, 1e-6, 0.001), capacity=2)
+SMALL = DrafterSpec("small", "small", ForwardCost(1e-8, 1e-6, 0.001), capacity=2)
 LOOKUP = DrafterSpec("ngram", "ngram", None)
 
 
@@ -40,7 +40,7 @@ def served(
     """Four requests, with a model lane that has capacity for two. `contexts` gets those of all
     rounds."""
     acceptance = Acceptance({("", "small"): synthetic(0.8), ("", "ngram"): synthetic(0.5)})
-    cluster = Cluster(LinearCost(1e-7, 1e-5, 0.02), KvMemory(10_000), drafters, acceptance)
+    cluster = Cluster(ForwardCost(1e-7, 1e-5, 0.02), KvMemory(10_000), drafters, acceptance)
     arrivals = [Arrival(f"r{n}", 0.01 * n, 20, 60, max_tokens=60) for n in range(4)]
     events: list[Event] = []
 

@@ -9,19 +9,19 @@ from actors.coordinator.estimates import CalibrationBuffer, Costs, Estimates
 from actors.coordinator.events import Verified
 from actors.coordinator.round_draft import Proposal
 from engine.protocol import DraftOrder, Prefix
-from policies.cost import LinearCost
+from policies.cost import ForwardCost
 from policies.estimates.calibration import Calibration
 from policies.flat_trees import flatten
 from policies.request import LaneView, RoundOutcome
 from policies.tree import DraftTree
 
 FORWARD_S = 0.01
-DRAFTS = {"lane": LinearCost(0, 0, 0.001), "other": LinearCost(0, 0, 0.001)}
+DRAFTS = {"lane": ForwardCost(0, 0, 0.001), "other": ForwardCost(0, 0, 0.001)}
 
 
 def rounds(drafted: bool, extra_s: float, queueing_s: float = 0.0, count: int = 60) -> Estimates:
     """After rounds of two requests, one of which drafts for 4 ms, or none."""
-    estimates = Estimates(Costs(LinearCost(0, 0, FORWARD_S), DRAFTS, 64, {}, 64), [])
+    estimates = Estimates(Costs(ForwardCost(0, 0, FORWARD_S), DRAFTS, 64, {}, 64), [])
     learn(estimates, drafted, extra_s, queueing_s, count)
     return estimates
 
@@ -72,9 +72,9 @@ def test_time_in_which_the_verifier_works_for_other_requests_is_queueing() -> No
 
 def test_costs_of_deep_drafts_are_not_extrapolated_from_shallow_ones() -> None:
     """Short calls of 2 ms and 0.1 ms per level: six levels cost 2.6 ms, not six times 2.1."""
-    step = LinearCost(0.0, 0.0, 1e-4)
+    step = ForwardCost(0.0, 0.0, 1e-4)
     lane = LaneView("near", "near", capacity=8)
-    estimates = Estimates(Costs(LinearCost(0, 0, FORWARD_S), {"near": step}, 64, {}, 64), [lane])
+    estimates = Estimates(Costs(ForwardCost(0, 0, FORWARD_S), {"near": step}, 64, {}, 64), [lane])
     order = DraftOrder(Prefix("r", 0, 0, 10, 0, (1,)), 6)
     drafted = flatten([DraftTree.chain([5], [0.5])])
     for _ in range(100):
@@ -85,10 +85,10 @@ def test_costs_of_deep_drafts_are_not_extrapolated_from_shallow_ones() -> None:
 
 
 def test_the_share_of_prompts_is_the_cost_of_their_tokens() -> None:
-    estimates = Estimates(Costs(LinearCost(0, 1e-3, FORWARD_S), {}, 64, {}, 64), [])
+    estimates = Estimates(Costs(ForwardCost(0, 1e-3, FORWARD_S), {}, 64, {}, 64), [])
     assert estimates.share_of_prompts(0, 10, 0) == 0.0
     assert estimates.share_of_prompts(0, 10, 5) == pytest.approx(0.25)
-    free = Estimates(Costs(LinearCost(0, 0, 0), {}, 64, {}, 64), [])
+    free = Estimates(Costs(ForwardCost(0, 0, 0), {}, 64, {}, 64), [])
     assert free.share_of_prompts(0, 10, 5) == 0.0
 
 

@@ -24,7 +24,7 @@ from engine.model import PackedModel
 from engine.protocol import VerifyOrder
 from engine.verifiers.native import NativeVerifier
 from lab.baselines.scheduling import Las, LasParams
-from policies.cost import LinearCost
+from policies.cost import ForwardCost
 from policies.request import LaneView
 from policies.scheduling.fcfs import fcfs
 from policies.speculation.fixed import Fixed
@@ -88,13 +88,14 @@ class Served:
         ]
         if not options.get("head_recovers", True):
             lanes[-1].host.recover = broken  # type: ignore[method-assign]
-        costs = dict.fromkeys(LAYERS, LinearCost(0, 0, 0.0003))
+        costs = dict.fromkeys(LAYERS, ForwardCost(0, 0, 0.0003))
         coordinator = Coordinator(
             verifier,
             lanes,
             Policies(options.get("schedule") or fcfs(), Touring(self._stay), Fixed()),
             Estimates(
-                Costs(LinearCost(0, 1e-5, 0.01), costs, 64, {}, 64), [lane.view for lane in lanes]
+                Costs(ForwardCost(0, 1e-5, 0.01), costs, 64, {}, 64),
+                [lane.view for lane in lanes],
             ),
             options.get("limits", Limits(max_batch=4, kv_tokens=1024)),
             observe=self.events.append,

@@ -10,7 +10,7 @@ from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.lanes import Lanes
 from actors.coordinator.request_state import RequestState
 from actors.coordinator.settings import Lane, Limits, Shared
-from policies.cost import LinearCost
+from policies.cost import ForwardCost
 from policies.request import LaneView
 from policies.selection.fixed import Fixed
 from tests.actors.coordinator.fake_hosts import PacedDrafter
@@ -43,7 +43,7 @@ def assigned(first: RequestState, second: RequestState) -> dict[str, str | None]
 
     async def main() -> dict[str, str | None]:
         view = LaneView(HEAD, HEAD, capacity=1)
-        free = LinearCost(0, 0, 0.001)
+        free = ForwardCost(0, 0, 0.001)
         estimates = Estimates(Costs(free, {HEAD: free}, 64, {}, 64), [view])
         lane = Lane(view, PacedDrafter(lambda: make_drafter(HEAD, 0.0)))
         tasks = Tasks(failures.append)

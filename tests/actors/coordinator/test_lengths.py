@@ -22,7 +22,7 @@ from engine.sampling.params import SamplingParams
 from engine.tokenizer import load_tokenizer
 from engine.verifiers.native import NativeVerifier
 from policies.catalogue import make_selection, make_speculation
-from policies.cost import LinearCost
+from policies.cost import ForwardCost
 from policies.estimates.output_lengths import LearnedLengths
 from policies.microbatch import MicroBatchParams
 from policies.protocols import Schedule
@@ -60,7 +60,7 @@ async def serve(text: RankerText, form: Form) -> tuple[list[list[int]], Ranker, 
         verifier,
         [],
         Policies(schedule, make_selection("fixed"), make_speculation("off")),
-        Estimates(Costs(LinearCost(0, 1e-5, 0.01), {}, 64, {}, 64), []),
+        Estimates(Costs(ForwardCost(0, 1e-5, 0.01), {}, 64, {}, 64), []),
         Limits(max_batch=2, kv_tokens=8192),
         observe=observe,
     )
@@ -114,7 +114,7 @@ def test_a_schedule_set_later_has_the_requests_ranked_that_are_already_present()
             verifier,
             [],
             policies(fcfs()),
-            Estimates(Costs(LinearCost(0, 1e-5, 0.01), {}, 64, {}, 64), []),
+            Estimates(Costs(ForwardCost(0, 1e-5, 0.01), {}, 64, {}, 64), []),
             Limits(max_batch=2, kv_tokens=8192),
             observe=observe,
         )

@@ -39,7 +39,7 @@ from engine.protocol import Commit
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
 from lab.baselines.scheduling import Las, LasParams
-from policies.cost import LinearCost
+from policies.cost import ForwardCost
 from policies.estimates.acceptance import AcceptanceEstimates
 from policies.microbatch import MicroBatchParams
 from policies.protocols import Schedule
@@ -113,9 +113,9 @@ class Service:
                 always_drafts=True,
             ),
         ]
-        draft = {"near": LinearCost(0, 0, 0.0003), "far": LinearCost(0, 0, 0.001)}
+        draft = {"near": ForwardCost(0, 0, 0.0003), "far": ForwardCost(0, 0, 0.001)}
         self.estimates = Estimates(
-            Costs(LinearCost(0, 1e-5, 0.01), draft, 64, {}, 64), [lane.view for lane in lanes]
+            Costs(ForwardCost(0, 1e-5, 0.01), draft, 64, {}, 64), [lane.view for lane in lanes]
         )
         self.coordinator = Coordinator(
             self.verifier,
@@ -526,7 +526,7 @@ async def test_a_defect_ends_every_stream_and_is_logged(caplog: pytest.LogCaptur
 
 
 async def test_new_micro_batch_parameters_apply_to_the_next_micro_batches() -> None:
-    service = Service(pipeline=MicroBatchParams(max_parts=1), stay=1000)
+    service = Service(pipeline=MicroBatchParams(parts=1), stay=1000)
     long = replace(GREEDY, max_tokens=100)
     reading = [
         asyncio.create_task(read(service.coordinator.submit(str(number), [number] * 3, long)))

@@ -23,7 +23,7 @@ from actors.hosts.specs import DrafterSpec, TargetSpec
 from actors.hosts.workers import DrafterWorker, VerifierWorker
 from cluster.built_in_models import TARGET, model_path
 from engine.sampling.params import SamplingParams
-from policies.cost import LinearCost
+from policies.cost import ForwardCost
 from policies.microbatch import MicroBatchParams
 from policies.request import LaneView
 from policies.scheduling.fcfs import fcfs
@@ -38,8 +38,8 @@ LENGTH = 4
 PROMPTS = [[5, 6, 7]] * 4
 """Equal, so that all requests end in the same round."""
 GREEDY = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
-DRAFT = LinearCost(0.0, SLOW_S / LENGTH, 0.0)
-VERIFY = LinearCost(0.0, SLOW_S / (1 + LENGTH), 0.0)
+DRAFT = ForwardCost(0.0, SLOW_S / LENGTH, 0.0)
+VERIFY = ForwardCost(0.0, SLOW_S / (1 + LENGTH), 0.0)
 """The costs of these sleeps: no forward reads weights, so two parts cost what one does."""
 Span = tuple[float, float]
 
@@ -114,7 +114,7 @@ def test_a_lane_drafts_for_one_micro_batch_while_the_other_is_verified(
 ) -> None:
     """With halves, both stages begin in the same pass."""
     halves = serve(MicroBatchParams(), monkeypatch)
-    whole = serve(MicroBatchParams(max_parts=1), monkeypatch)
+    whole = serve(MicroBatchParams(parts=1), monkeypatch)
     assert halves.streams == whole.streams
     # 0.74 to 0.81 on idle cores, 0.4 beside twenty other processes, 0 without a pipeline.
     assert halves.overlap > 0.15

@@ -10,10 +10,10 @@ from benchmarks.simulator.hardware import A100, LLAMA_7B, roofline
 from benchmarks.simulator.run import Cluster, DrafterSpec, named_policies, simulate
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival
-from policies.cost import LinearCost
+from policies.cost import ForwardCost
 from policies.request import Slo
 
-SLOW_DRAFTS = LinearCost(0.0, 0.0, 4e-3)
+SLOW_DRAFTS = ForwardCost(0.0, 0.0, 4e-3)
 TTFT_S = 0.03
 
 

@@ -37,14 +37,14 @@ from policies.catalogue import (
     make_selection,
     make_speculation,
 )
-from policies.cost import LinearCost, RooflineCost
+from policies.cost import ForwardCost
 from policies.microbatch import MicroBatchParams
 from policies.request import LaneView, Slo
 
 LONGEST = 160
 KV_TOKENS = 400
 OUTPUTS = {f"r{number}": 1 + (37 * number) % 90 for number in range(60)}
-DRAFT = LinearCost(alpha=1e-8, gamma=1e-6, delta=0.001)
+DRAFT = ForwardCost(alpha=1e-8, gamma=1e-6, delta=0.001)
 names = st.sampled_from(sorted(OUTPUTS))
 picks = st.integers(0, 9)
 times = st.lists(st.floats(0.01, 3.0), max_size=3)
@@ -107,7 +107,7 @@ class Scenarios(RuleBasedStateMachine):
             stalled_s=2.0,
         )
         self.verifier = SimulatedVerifier(
-            RooflineCost(alpha=1e-7, gamma=1e-5, delta=0.02, knee=64, gamma_more=2e-4),
+            ForwardCost(alpha=1e-7, gamma=1e-5, delta=0.02, knee=64, gamma_more=2e-4),
             self.target,
             max_context=LONGEST,
             memory=KvMemory(KV_TOKENS, 1e-6 if swaps else None),
@@ -129,7 +129,7 @@ class Scenarios(RuleBasedStateMachine):
         ]
         draft = {lane.view.name: DRAFT for lane in self.lanes if not lane.always_drafts}
         costs = Costs(
-            LinearCost(1e-7, 1e-5, 0.02),
+            ForwardCost(1e-7, 1e-5, 0.02),
             draft,
             verify_budget=24,
             draft_budgets=dict.fromkeys(draft, 16),

@@ -15,7 +15,7 @@ from actors.hosts.protocol import TargetCosts
 from actors.router.replica_side import Pooling, learners_of
 from actors.router.router import KEPT_S, MOST_MODELS, MOST_REPLICAS, Report, Router
 from engine.draft_profile import DraftCosts
-from policies.cost import LinearCost, RooflineCost, SwitchCost
+from policies.cost import ForwardCost, SwitchCost
 from policies.pooling import ByLearner, Pooled, Statistics
 from policies.request import LaneView
 from policies.scheduling.fcfs import fcfs
@@ -81,8 +81,8 @@ async def test_the_number_of_replicas_is_bounded_and_the_longest_silent_go_first
 async def test_what_replicas_know_of_models_is_kept_for_those_that_start_later() -> None:
     router = Router()
     connection = Connection(router)
-    drafter = DrafterFacts(DraftCosts(LinearCost(1e-6, 2e-5, 0.001), 64), 1e6, (1, 3))
-    verify = RooflineCost(1e-6, 2e-5, 0.001, 24, 3e-5, 8, 16)
+    drafter = DrafterFacts(DraftCosts(ForwardCost(1e-6, 2e-5, 0.001), 64), 1e6, (1, 3))
+    verify = ForwardCost(1e-6, 2e-5, 0.001, 24, 3e-5, 8, 16)
     target = TargetCosts(verify, 32, SwitchCost(0.1, 0.002))
     facts = {"tiny": drafter.numbers(), "target": numbers_of_target(target)}
     await Pooling("a", connection.exchange, dict, facts=facts).report()
@@ -192,8 +192,8 @@ class Replica:
             Lane(LaneView(NEAR, NEAR, capacity=8), PacedDrafter(lambda: make_drafter(NEAR, 0.02))),
         ]
         views = [lane.view for lane in lanes]
-        cost = LinearCost(0, 0, 0.0003)
-        costs = Costs(LinearCost(0, 1e-5, 0.01), {NEAR: cost, FAR: cost}, 64, {}, 64)
+        cost = ForwardCost(0, 0, 0.0003)
+        costs = Costs(ForwardCost(0, 1e-5, 0.01), {NEAR: cost, FAR: cost}, 64, {}, 64)
         estimates = Estimates(costs, views)
         policies = Policies(fcfs(), Hedge(), Fixed())
         self.coordinator = Coordinator(

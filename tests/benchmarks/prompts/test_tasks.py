@@ -14,7 +14,6 @@ from benchmarks.prompts.tasks import (
     TRAIN_LENGTHS,
     Source,
     Task,
-    ends_at_stated_length,
     make_task,
 )
 
@@ -41,18 +40,6 @@ def test_tasks_depend_on_the_seed_alone(kind: str, train_corpus: Corpus) -> None
     source = Source(train_corpus)
     assert tasks_of(source, kind, seed=3) == tasks_of(Source(train_corpus), kind, seed=3)
     assert tasks_of(source, kind, seed=3) != tasks_of(source, kind, seed=4)
-
-
-@pytest.mark.parametrize("kind", STATED_LENGTH_KINDS)
-def test_only_an_answer_of_the_stated_length_counts(kind: str, train_corpus: Corpus) -> None:
-    for task in tasks_of(Source(train_corpus), kind):
-        assert ends_at_stated_length(task, task.answer)
-        lines = task.answer.split("\n")
-        for wrong in ("\n".join(lines[:-1]), f"{task.answer}\n{lines[-1]}", ""):
-            assert not ends_at_stated_length(task, wrong)
-        without_third = "\n".join(lines[:2] + lines[3:])
-        if len(lines) > 3:
-            assert not ends_at_stated_length(task, without_third)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("code", "docs")])

@@ -1,8 +1,7 @@
 """The benchmark on real prompts, run on the zoo with a folder of few prompts."""
 
 import json
-from collections.abc import Sequence
-from functools import partial
+from contextlib import closing
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -12,12 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.real.__main__ import main, real_requests
-from benchmarks.real.contenders import Transformers, servers, spindle_args
-from benchmarks.real.contest import Contender, MakeServer, heats
+from benchmarks.real.contenders import servers, spindle_args
+from benchmarks.real.contest import Contender, heats
 from benchmarks.real.options import options_of
 from benchmarks.real.prompts import CATEGORIES
 from benchmarks.real.results import real_records
-from benchmarks.real.spindle import PeerRequest, TurnResult
 from cluster.built_in_models import TARGET, model_path
 from lab.zoo.head_model import TrainedHead
 
@@ -69,16 +67,8 @@ def test_what_needs_a_head_is_left_out_or_asked_for(capsys: pytest.CaptureFixtur
     ("given", "refused"),
     [
         (["--engine", "--dtype", "bfloat16"], "--dtype: it has no effect with --engine"),
-        (["--engine", "--final-rounds", "0"], "--final-rounds: it has no effect with --engine"),
-        (["--engine", "--loads", "80"], "--loads: it has no effect without --trace"),
-        (["--engine", "--trace", "t.csv"], "--trace: it has no effect with --engine"),
         (["--depths", "3"], "--depths: it has no effect without --engine"),
-        (["--drafter", "somewhere"], "--drafter: it has no effect without --engine"),
-        (["--trace", "t.csv", "--clients", "4"], "--clients: it has no effect with --trace"),
-        (["--trace", "t.csv", "--requests", "81"], "--requests: with --trace at most 80"),
         (["--requests", "0"], "--requests, --max-tokens, --rounds: at least 1"),
-        (["--trace", "t.csv", "--loads", "0"], "--loads: percentages from 20"),
-        (["--trace", "t.csv", "--contenders", "transformers"], "transformers is no contender here"),
     ],
 )
 def test_options_without_effect_are_refused(
@@ -108,49 +98,20 @@ def test_drafters_are_measured_on_the_engine(data: Path, head: Path, tmp_path: P
     assert values["real/engine/suffix/k3/tokens_per_forward"] > 1
 
 
-class InThisProcess(Contender):
-    """A contender that starts no process, which would import as long as all of them serve."""
-
-    def __init__(self, name: str, make: MakeServer) -> None:
-        self.name = name
-        self.failure = None
-        self._server = make()
-
-    def serve(self, requests: Sequence[PeerRequest], clients: int) -> TurnResult:
-        return self._server.serve(requests, clients)
-
-    def close(self) -> None: ...
-
-
-def contender(name: str, make: MakeServer) -> Contender:
-    """Spindle's event loop would stay in this process."""
-    return Contender(name, make) if name.startswith("spindle") else InThisProcess(name, make)
-
-
-def test_contenders_serve_the_prompts_in_turns(
-    data: Path, head: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("benchmarks.real.contest.Contender", contender)
+def test_contenders_serve_the_prompts_in_turns(data: Path) -> None:
     checkpoint = model_path(TARGET)
     options = options_of(None, ["--data", str(data), "--max-tokens", str(MAX_TOKENS)])
-    made = servers(MODEL, checkpoint, head, head, "float32")
-    names = ("transformers_lookup", "transformers_early_exit", "spindle_native")
-    others = {name: made[name] for name in names if name != "transformers_early_exit"}
-    # The zoo's target has fewer layers than SmolLM2.
-    early = partial(Transformers, checkpoint, "float32", {"assistant_early_exit": 2})
-    others["transformers_early_exit"] = early
-    plain = contender("vllm", made["transformers"])
-    results = heats(plain, others, real_requests(options, checkpoint), [1], 1, lambda _: 8)
-    assert set(results) == {(name, 1) for name in names}, "all of them run"
+    made = servers(MODEL, checkpoint, None, None, "float32")
+    with closing(Contender("vllm", made["spindle_native_plain"])) as plain:
+        others = {"spindle_native": made["spindle_native"]}
+        results = heats(plain, others, real_requests(options, checkpoint), [1], 1, lambda _: 8)
     values = {record.name: record.value for record in real_records(results, "real")}
-    for name in names:
-        (turn,) = results[name, 1]
-        assert turn.ours.lengths == turn.plain.lengths
-        assert tuple(map(sum, turn.ours.rounds)) == turn.ours.lengths
-        assert values[f"real/{name}/c1/tokens_per_round"] > 1
-        assert f"real/{name}/c1/humaneval/tokens_per_round" in values
-        assert 0 < values[f"real/{name}/c1/accepted/1"] <= 1
     (turn,) = results["spindle_native", 1]
+    assert turn.ours.lengths == turn.plain.lengths
+    assert tuple(map(sum, turn.ours.rounds)) == turn.ours.lengths
+    assert values["real/spindle_native/c1/tokens_per_round"] > 1
+    assert "real/spindle_native/c1/humaneval/tokens_per_round" in values
+    assert 0 < values["real/spindle_native/c1/accepted/1"] <= 1
     assert turn.ours.drafted > 0
     assert 0 < values["real/spindle_native/c1/acceptance"] < 1
     assert values["real/spindle_native/c1/draft_ms"] > 0

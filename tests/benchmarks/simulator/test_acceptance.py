@@ -9,12 +9,9 @@ from benchmarks.simulator.acceptance import Acceptance, DrafterModel, Draws, syn
 REQUESTS = 300
 
 
-def draws(
-    model: DrafterModel, drafter: str = "ssm", position_agreement: float = 0.5
-) -> list[Draws]:
-    models = {("", name): model for name in ("ssm", "other")}
-    acceptance = Acceptance(models, position_agreement=position_agreement)
-    return [acceptance.draws(seed, "", drafter, 0) for seed in range(REQUESTS)]
+def draws(model: DrafterModel) -> list[Draws]:
+    acceptance = Acceptance({("", "ssm"): model})
+    return [acceptance.draws(seed, "", "ssm", 0) for seed in range(REQUESTS)]
 
 
 def accepted(drawn: list[Draws]) -> NDArray[np.bool_]:
@@ -28,19 +25,17 @@ def confidence(drawn: list[Draws]) -> NDArray[np.float32]:
 
 @pytest.mark.parametrize("mean", [0.3, 0.6, 0.9])
 def test_the_mean_acceptance_is_the_given_one(mean: float) -> None:
-    model = synthetic(mean, residual=0.5, persistence=0.5, early_share=0.3)
+    model = synthetic(mean, persistence=0.5, early_share=0.3)
     assert model.acceptance == pytest.approx(mean, abs=0.01)
     assert accepted(draws(model)).mean() == pytest.approx(mean, abs=0.03)
 
 
-@pytest.mark.parametrize("distortion", [1.0, 3.0])
-def test_acceptance_follows_confidence_by_the_distortion(distortion: float) -> None:
-    drawn = draws(synthetic(0.6, distortion=distortion))
+def test_acceptance_follows_confidence() -> None:
+    drawn = draws(synthetic(0.6))
     confident, right = confidence(drawn), accepted(drawn)
     for low in (0.2, 0.4, 0.6, 0.8):
         band = (confident > low) & (confident < low + 0.1)
-        expected = (confident[band] ** (1 / distortion)).mean()
-        assert right[band].mean() == pytest.approx(expected, abs=0.03)
+        assert right[band].mean() == pytest.approx(confident[band].mean(), abs=0.03)
 
 
 def test_siblings_are_ranked_and_hold_their_shares_of_the_misses() -> None:

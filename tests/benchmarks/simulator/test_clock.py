@@ -34,14 +34,6 @@ async def test_tasks_interleave_by_their_timers_and_ties_by_their_order() -> Non
     ]
 
 
-async def test_timers_wait_while_code_spends_time() -> None:
-    timer = asyncio.create_task(asyncio.sleep(1.0))
-    await asyncio.sleep(0.5)
-    clock.spend(2.0)
-    await timer
-    assert asyncio.get_running_loop().time() == 2.5
-
-
 def test_a_deadlock_lists_the_waiting_tasks() -> None:
     async def waits_for_ever() -> None:
         await asyncio.Event().wait()

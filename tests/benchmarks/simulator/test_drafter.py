@@ -15,12 +15,12 @@ from benchmarks.simulator.device import NO_FAULTS, Faults
 from benchmarks.simulator.drafter import SimulatedDrafter
 from benchmarks.simulator.outputs import Target
 from engine.protocol import Draft, DraftOrder, Missing
-from policies.cost import LinearCost
+from policies.cost import ForwardCost
 from policies.tree import DraftTree
 from tests.engine.drafters.orders import Stream
 
 PROMPT = [5, 6, 7]
-FORWARDS = LinearCost(0.0, 0.0, 1.0)
+FORWARDS = ForwardCost(0.0, 0.0, 1.0)
 """A second each."""
 DOMAINS = {"a": "", "b": ""}
 MODEL = synthetic(0.7)
@@ -28,7 +28,7 @@ TARGET = Target({})
 
 
 def drafter(
-    cost: LinearCost | None = FORWARDS,
+    cost: ForwardCost | None = FORWARDS,
     model: DrafterModel = MODEL,
     faults: Faults = NO_FAULTS,
     transport_s: float = 0.0,
@@ -71,7 +71,7 @@ async def test_a_draft_takes_as_many_forwards_as_a_real_one(
 
 
 def test_rows_of_accepted_draft_tokens_are_not_run_again() -> None:
-    rows = LinearCost(0.0, 1.0, 0.0)
+    rows = ForwardCost(0.0, 1.0, 0.0)
 
     async def main(accepted: int) -> float:
         host = drafter(rows, DrafterModel((1.0, 1.0), (1.0, 1.0)))
@@ -89,7 +89,7 @@ def test_rows_of_accepted_draft_tokens_are_not_run_again() -> None:
 
 async def test_requests_in_a_batch_are_drafted_to_their_own_depths() -> None:
     orders = [Stream("a", PROMPT).order(1), Stream("b", PROMPT).order(4)]
-    answers = await drafter(LinearCost(0.0, 1.0, 10.0)).draft(orders, None)
+    answers = await drafter(ForwardCost(0.0, 1.0, 10.0)).draft(orders, None)
     assert [len(tree_of(one)) for one in answers] == [1, 4]
     assert asyncio.get_running_loop().time() == (10 + 6) + 3 * (10 + 1)
 

@@ -17,7 +17,6 @@ from benchmarks.simulator.device import Faults
 from benchmarks.simulator.outputs import TargetOutput
 from benchmarks.simulator.run import (
     Cluster,
-    CoordinatorTime,
     DrafterSpec,
     MakePolicies,
     WrongOutput,
@@ -27,7 +26,7 @@ from benchmarks.simulator.run_report import Report
 from benchmarks.simulator.verifier import KvMemory
 from benchmarks.simulator.workload import Arrival, Lengths, draw, poisson
 from policies.catalogue import Calibrations
-from policies.cost import LinearCost, RooflineCost
+from policies.cost import ForwardCost
 from policies.estimates.acceptance import accepted_levels
 from policies.microbatch import MicroBatchParams
 from policies.protocols import DraftPlan, LaneBatch, RoundContext
@@ -36,10 +35,10 @@ from policies.scheduling.fcfs import fcfs
 from policies.speculation.fixed import Fixed, FixedParams
 from tests.actors.coordinator.policies import Touring
 
-VERIFY = RooflineCost(alpha=1e-7, gamma=1e-5, delta=0.02, knee=64, gamma_more=2e-4)
-DRAFT = LinearCost(alpha=1e-8, gamma=1e-6, delta=0.001)
+VERIFY = ForwardCost(alpha=1e-7, gamma=1e-5, delta=0.02, knee=64, gamma_more=2e-4)
+DRAFT = ForwardCost(alpha=1e-8, gamma=1e-6, delta=0.001)
 LIMITS = Limits(max_batch=8, max_waiting=1000, kv_tokens=100_000)
-ONE_BATCH = MicroBatchParams(max_parts=1)
+ONE_BATCH = MicroBatchParams(parts=1)
 LENGTHS = Lengths(prompt_mean=64, output_mean=40, longest=256)
 ACCEPTANCE = Acceptance(
     {("", name): synthetic(mean) for name, mean in (("small", 0.6), ("large", 0.8), ("ngram", 0.3))}
@@ -118,33 +117,6 @@ def test_plain_decoding_of_one_request_takes_the_cost_models_time() -> None:
     assert served.ttft_s == pytest.approx(prefill)
     assert served.latency_s == pytest.approx(prefill + decode)
     assert served.tpot_s == pytest.approx(decode / 4)
-
-
-def test_the_coordinators_time_follows_each_forward() -> None:
-    request = Arrival("r0", 0.0, prompt_tokens=100, output_tokens=40, max_tokens=50)
-    own = CoordinatorTime(round_s=0.003, drafting_s=0.002)
-    plain = simulate([request], replace(cluster(), coordinator_time=own), policies(), LIMITS)
-    without = simulate([request], cluster(), policies(), LIMITS)
-    assert plain.served[0].latency_s == pytest.approx(without.served[0].latency_s + 40 * 0.003)
-
-    timed = replace(cluster("small"), coordinator_time=own)
-    idle: list[float] = []
-    drafted: list[bool] = []
-
-    def watch(event: Event) -> None:
-        if isinstance(event, Verified):
-            idle.append(event.idle_s - max(one.draft_s for one in event.outcomes))
-            drafted.append(any(one.tried for one in event.outcomes))
-
-    simulate(
-        [request],
-        timed,
-        policies(),
-        LIMITS,
-        observe=watch,
-    )
-    assert any(drafted)
-    assert idle[1:] == pytest.approx([0.005 if one else 0.003 for one in drafted[:-1]])
 
 
 def test_a_request_ends_at_the_targets_stop_or_at_max_tokens() -> None:

@@ -11,17 +11,17 @@ from benchmarks.simulator.device import NO_FAULTS, Faults
 from benchmarks.simulator.outputs import STOP, Target
 from benchmarks.simulator.verifier import KvMemory, SimulatedVerifier
 from engine.protocol import Missing, NoRoom, Verdict, VerifyOrder
-from policies.cost import LinearCost
+from policies.cost import ForwardCost
 from policies.tree import ROOT, DraftTree
 from tests.engine.drafters.orders import Stream
 
 TARGET = Target({"a": 6})
-FORWARDS = LinearCost(0.0, 0.0, 1.0)
+FORWARDS = ForwardCost(0.0, 0.0, 1.0)
 """A second each."""
 
 
 def verifier(
-    cost: LinearCost = FORWARDS,
+    cost: ForwardCost = FORWARDS,
     tokens: int = 4096,
     swap_s_per_token: float | None = 0.0,
     faults: Faults = NO_FAULTS,
@@ -70,7 +70,7 @@ def test_the_output_is_the_targets_under_any_drafts() -> None:
 
 
 async def test_a_long_prompt_is_prefilled_in_chunks_and_yields_no_token_before_its_end() -> None:
-    host, stream = verifier(LinearCost(0.001, 1.0, 0.0)), Stream("a", [1] * 10)
+    host, stream = verifier(ForwardCost(0.001, 1.0, 0.0)), Stream("a", [1] * 10)
     verdicts, ends = [], []
     for _ in range(3):
         (answer,) = await host.verify([order(stream, DraftTree.chain([3]), chunk=4)])
@@ -85,7 +85,10 @@ async def test_a_long_prompt_is_prefilled_in_chunks_and_yields_no_token_before_i
 
 def test_where_each_draft_token_reads_the_context_again_time_grows_by_it() -> None:
     async def seconds(rereads: bool, drafts: int) -> float:
-        host, stream = verifier(LinearCost(1.0, 0.0, 0.0), rereads=rereads), Stream("a", [1] * 9)
+        host, stream = (
+            verifier(ForwardCost(1.0, 0.0, 0.0), rereads=rereads),
+            Stream("a", [1] * 9),
+        )
         await verify(host, stream)
         before = asyncio.get_running_loop().time()
         await verify(host, stream, DraftTree.chain([1] * drafts))

@@ -1,7 +1,6 @@
 """Arrivals, lengths, replays and predicted lengths have their stated distributions."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from benchmarks.simulator.workload import (
     draw,
     poisson,
     predict_lengths,
-    replay_csv,
 )
 
 
@@ -40,17 +38,6 @@ def test_lengths_and_domains_have_their_distribution() -> None:
     assert outputs.min() >= 1
     assert np.mean([one.domain == "code" for one in arrivals]) == pytest.approx(0.5, abs=0.03)
     assert len({one.name for one in arrivals}) == 5000
-
-
-def test_a_trace_is_replayed_between_two_times_at_the_given_speed(tmp_path: Path) -> None:
-    file = tmp_path / "trace.csv"
-    file.write_text(
-        "arrival_s,prompt_tokens,output_tokens\n1.0,9,9\n10.0,374,44\n14.0,396,0\n30,1,1\n"
-    )
-    first, second = replay_csv(file, start_s=10.0, end_s=30.0, speed=2.0)
-    assert (first.at_s, first.prompt_tokens, first.output_tokens) == (0.0, 374, 44)
-    assert (second.at_s, second.prompt_tokens, second.output_tokens) == (2.0, 396, 1)
-    assert first.max_tokens == second.max_tokens == 44
 
 
 @pytest.mark.parametrize("tau", [0.3, 0.6, 0.9])

@@ -25,7 +25,7 @@ datasets:
   chat: {paper: Chat, lengths: {prompt_mean: 10, output_mean: 20}, source: "not specified; ours"}
 workloads: {burst: {arrivals: poisson, rate: 1.0, source: "§2"}}
 metrics: {latency: {means: mean, unit: s, better: lower, source: "§2"}}
-fixed: {selection: fixed, speculation: {fixed: {length: 4}}, pipeline: {max_parts: 1}}
+fixed: {selection: fixed, speculation: {fixed: {length: 4}}, pipeline: {parts: 1}}
 arms:
   las: {schedule: las, source: "§3"}
   fcfs: {schedule: fcfs, source: "§3"}
@@ -144,7 +144,7 @@ def test_a_row_without_number_or_direction_is_not_specified(tmp_path: Path) -> N
         ("gpu: L20", "gpu: L20, drafters: [{model: big, capacity: 1}]", "no acceptance of big"),
         ("schedule: las", "schedule: srpt", "there is no 'srpt'"),
         ("{fixed: {length: 4}}", "{fixed: {depth: 4}}", "no option 'depth'"),
-        ("max_parts: 1", "most_parts: 1", "most_parts"),
+        ("parts: 1", "most_parts: 1", "most_parts"),
         ("prompt_mean: 10", "prompts: 10", "prompts"),
         ("arms: [las, fcfs]", "arms: [las]", "'fcfs' is not among"),
         ("over: {requests: [10, 20]}", "over: {rate: [1, 2]}", "needs 'requests'"),

@@ -13,12 +13,12 @@ from benchmarks.simulator.workload import Lengths, draw
 from lab.studies.oracle import Foresight, true_goodput
 from lab.studies.selection_oracle import OracleSelection
 from policies.catalogue import Calibrations, make_schedule, make_selection, make_speculation
-from policies.cost import LinearCost, RooflineCost
+from policies.cost import ForwardCost
 from policies.protocols import Selection, Speculation
 
-DRAFT = LinearCost(0.0, 1e-6, 0.002)
+DRAFT = ForwardCost(0.0, 1e-6, 0.002)
 CLUSTER = Cluster(
-    RooflineCost(1e-8, 1e-5, 0.02, 32, 4e-4),
+    ForwardCost(1e-8, 1e-5, 0.02, 32, 4e-4),
     KvMemory(100_000),
     [DrafterSpec("one", "one", DRAFT), DrafterSpec("two", "two", DRAFT)],
     Acceptance(

@@ -1,6 +1,6 @@
 """OracleSelection finds the best matching of the true goodputs."""
 
-from lab.studies.selection_oracle import OracleParams, OracleSelection
+from lab.studies.selection_oracle import OracleSelection
 from tests.policies.selection.play import CONTEXT, lane, request, requests, slot
 
 TRUTH = {
@@ -25,7 +25,7 @@ def test_it_maximises_the_sum_under_capacities_with_plain_decoding() -> None:
 
 def test_it_follows_true_goodputs_that_change() -> None:
     truth = {"a": 9.0, "b": 8.0}
-    policy = OracleSelection(lambda _, drafter: truth[drafter] if drafter else 1.0, OracleParams(4))
+    policy = OracleSelection(lambda _, drafter: truth[drafter] if drafter else 1.0)
     here, lanes = requests("r"), [lane("a"), lane("b")]
     assert slot(policy, here, lanes, goodput)["r"] == "a"
     truth["b"] = 20.0

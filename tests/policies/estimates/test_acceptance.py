@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from policies.cost import LinearCost
+from policies.cost import ForwardCost
 from policies.estimates.acceptance import (
     AcceptanceEstimates,
     Estimate,
@@ -16,7 +16,7 @@ from policies.estimates.acceptance import (
     level_accepted,
 )
 from policies.pooling import Statistics
-from policies.protocols import DraftPlan, LaneBatch, RoundContext
+from policies.protocols import RoundContext
 from policies.request import LaneView, RequestView
 from policies.speculation.planner.policy import Planner, PlannerParams
 from policies.tree import DraftTree
@@ -24,13 +24,13 @@ from tests.policies.speculation.play import plan_alone
 from tests.policies.speculation.rounds import Candidate, selected, together, view
 from tests.policies.tree_lists import merged_each
 
-DRAFT = LinearCost(0.0, 0.0, 1e-3)
+DRAFT = ForwardCost(0.0, 0.0, 1e-3)
 LANES = [LaneView(name, name, capacity=8) for name in ("lookup", "ssm")]
 
 
 def round_context() -> RoundContext:
     return RoundContext(
-        verify=LinearCost(0.0, 4e-4, 20e-3),
+        verify=ForwardCost(0.0, 4e-4, 20e-3),
         draft={"ssm": DRAFT},
         verify_budget=10_000,
         draft_budgets={},
@@ -109,48 +109,6 @@ def test_a_lookup_that_finds_rarely_but_long_drafts_is_estimated_for_both() -> N
     of_new = of(estimates, "lookup", "new")
     assert of_new.first == pytest.approx(0.9 / 5, abs=0.03)
     assert of_new.later == pytest.approx(0.9, abs=0.03)
-
-
-def drafted(plan: DraftPlan, lane: str, token: int, confidence: float) -> tuple[str, DraftTree]:
-    """A chain of equal tokens, as far as the lane is let."""
-    depth = 0
-    while depth < plan.limits[0].depth:
-        level = np.array([confidence**depth] if depth else [], np.float32)
-        if plan.rule is not None and not plan.rule(depth, ["r"], [level])[0]:
-            break
-        depth += 1
-    return lane, DraftTree.chain([token] * depth, [confidence] * depth)
-
-
-def costly_share(token: int, confidence: float, rounds: int = 400) -> float:
-    """The share of the time that goes into drafts of the costly lane, after a first hundred
-    rounds. The target says 1 four times in five, as lookup proposes, else 2."""
-    planner, context = Planner(PlannerParams(max_width=1)), round_context()
-    request, rng = view("r", max_tokens=10**6), np.random.default_rng(0)
-    drafting_s, seconds = np.zeros(rounds), np.zeros(rounds)
-    for number in range(rounds):
-        now = float(seconds.sum())
-        lookup, costly = planner.plan(
-            [LaneBatch("lookup", [request]), LaneBatch("ssm", [request])], context, now
-        )
-        proposals = [drafted(lookup, "lookup", 1, 0.8), drafted(costly, "ssm", token, confidence)]
-        drafting_s[number] = len(proposals[1][1]) * DRAFT.predict(0, 1)
-        proposals = [proposal for proposal in proposals if len(proposal[1])]
-        candidate = merged(request, *proposals)._replace(drafting_s=float(drafting_s[number]))
-        [mask] = selected(planner, [candidate], context, now)
-        verified = int(mask.sum())
-        seconds[number] = drafting_s[number] + context.verify.predict(0, 1 + verified)
-        target = np.where(rng.random(8) < 0.8, 1, 2).tolist()
-        accepted = len([node for node in candidate.tree.follow(target) if mask[node]])
-        request.generated += accepted + 1
-    return float(drafting_s[100:].sum() / seconds[100:].sum())
-
-
-def test_a_costly_lane_that_adds_nothing_to_lookup_is_no_longer_drafted_with() -> None:
-    """It is as often right as lookup is, but about the same tokens.
-    Where lookup is silent about what it says, it is drafted with for much longer."""
-    assert costly_share(token=1, confidence=0.8) <= 0.012
-    assert costly_share(token=2, confidence=0.2) > 0.03
 
 
 def test_without_lookup_the_same_lane_is_drafted_with() -> None:

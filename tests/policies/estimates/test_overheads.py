@@ -43,14 +43,6 @@ def test_handling_that_overlaps_with_a_lanes_drafting_is_subtracted() -> None:
     assert overheads.call_extra_s("lane") == pytest.approx(-0.002, rel=0.1)
 
 
-def test_overheads_that_always_occur_together_are_mostly_handling() -> None:
-    overheads = learned((0.002, True, {"lane"}), times=60)
-    assert overheads.drafting_extra_s + overheads.call_extra_s("lane") == pytest.approx(
-        0.002, rel=0.02
-    )
-    assert overheads.drafting_extra_s > 3 * overheads.call_extra_s("lane")
-
-
 def test_noisy_forwards_are_not_mistaken_for_handling() -> None:
     """With a standard deviation of a fifth of a forward, as on shared processors, the estimate
     stays below a tenth of a forward; more would prevent drafts that pay."""

@@ -64,12 +64,6 @@ def test_slot_time_demotes_through_queues_of_growing_range() -> None:
     assert queues == [0, 0, 1, 1, *[2] * 8]
 
 
-def test_a_long_round_demotes_past_several_queues() -> None:
-    schedule = schedule_of(LapsSdParams(first_queue_s=1.0, growth=2.0), [view("a")])
-    schedule.observe([outcome("a", seconds=3.0)], 0.0)
-    assert schedule.queue("a") == 2
-
-
 def test_a_request_is_stable_when_its_cumulative_rate_is_stable_over_gamma_rounds() -> None:
     params = LapsSdParams(stable_rounds=3, stable_within=0.1)
     schedule = schedule_of(params, [view("a")])
@@ -107,14 +101,6 @@ def test_estimate_is_equation_6_for_a_fixed_chain() -> None:
     assert schedule.estimated_s("a") == pytest.approx(rounds * (n * t_ssm + t_llm))
 
 
-def test_prediction_is_the_mean_of_the_last_gamma_cumulative_rates() -> None:
-    schedule = schedule_of(STABLE, [view("a")])
-    schedule.observe([outcome("a", accepted=4)], 0.0)
-    schedule.observe([outcome("a", accepted=1)], 0.0)
-    acceptance = (4 / 4 + 5 / 8) / 2
-    assert schedule.estimated_s("a") == pytest.approx(100 / (4 * acceptance + 1) * 0.1)
-
-
 def test_with_varying_drafts_eq_6_uses_means() -> None:
     """Our generalisation of eq. 6: rounds = L / mean committed tokens."""
     schedule = schedule_of(LapsSdParams(stable_rounds=2), [view("a", predicted_len=60.0)])
@@ -131,19 +117,6 @@ def test_the_round_that_reads_the_prompt_is_no_part_of_the_pace() -> None:
     for _ in range(2):
         schedule.observe([outcome("a")], 0.0)
     assert schedule.estimated_s("a") == pytest.approx(100 * (0.04 + 0.06) / (0.5 * 4 + 1))
-
-
-def test_a_plain_round_after_the_prompt_is_part_of_the_pace() -> None:
-    schedule = schedule_of(STABLE, [view("a")])
-    chunk = outcome("a", drafted=0, accepted=0)._replace(verify_s=9.0, draft_s=0.0)
-    for committed in (0, 1):
-        schedule.observe([chunk._replace(committed=committed)], 0.0)
-    schedule.observe([chunk._replace(verify_s=0.05, committed=1)], 0.0)
-    for _ in range(2):
-        schedule.observe([outcome("a")], 0.0)
-    committed_per_round = 2 * 2 / 3 + 1
-    mean_round_s = (0.05 + 2 * (0.04 + 0.06)) / 3
-    assert schedule.estimated_s("a") == pytest.approx(100 / committed_per_round * mean_round_s)
 
 
 def test_a_tree_costs_its_depth_and_not_its_nodes() -> None:
@@ -174,16 +147,6 @@ def test_without_a_length_prediction_a_request_stays_non_perceptible() -> None:
     request.predicted_len = 100.0
     schedule.observe([outcome("a")], 0.0)
     assert schedule.estimated_s("a") is not None
-
-
-def test_an_exceeded_length_prediction_is_raised() -> None:
-    request = view("a", predicted_len=10.0)
-    schedule = schedule_of(STABLE, [request])
-    for _ in range(2):
-        schedule.observe([outcome("a")], 0.0)
-    before = schedule.estimated_s("a")
-    request.generated = 12
-    assert schedule.estimated_s("a") == pytest.approx(1.25 * (before or 0.0))
 
 
 # The order (section 4.3, "Multi-state scheduling")

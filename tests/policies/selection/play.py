@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from policies.cost import LinearCost
+from policies.cost import ForwardCost
 from policies.estimates.acceptance import AcceptanceEstimates
 from policies.protocols import RoundContext, Selection
 from policies.request import LaneView, RequestView, RoundOutcome
@@ -22,8 +22,8 @@ def round_context(
     """Verifications of 20 ms, and `token_s` for each token; draft steps of `step_s`, except on
     `free` lanes."""
     return RoundContext(
-        verify=LinearCost(0.0, token_s, 0.02),
-        draft={one.name: LinearCost(0.0, 0.0, step_s) for one in lanes},
+        verify=ForwardCost(0.0, token_s, 0.02),
+        draft={one.name: ForwardCost(0.0, 0.0, step_s) for one in lanes},
         verify_budget=512,
         draft_budgets={},
         most_tokens=512,

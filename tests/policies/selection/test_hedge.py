@@ -9,12 +9,12 @@ import pytest
 from policies.flat_trees import flatten
 from policies.protocols import RoundContext
 from policies.request import LaneView, RequestView
-from policies.selection.hedge import Hedge, HedgeParams
+from policies.selection import hedge
+from policies.selection.hedge import Hedge
 from policies.tree import DraftTree
 from tests.policies.selection.play import lane, outcome, request, requests, round_context
 
 AB = [lane("a"), lane("b")]
-DEFAULTS = HedgeParams()
 Right = Callable[[str, str], float]
 """(request, lane) → the probability that the lane's next token is right."""
 
@@ -32,11 +32,10 @@ class Rounds:
         self,
         lanes: Sequence[LaneView] = AB,
         context: RoundContext | None = None,
-        params: HedgeParams = DEFAULTS,
     ) -> None:
         self.lanes = lanes
         self.context = context or round_context(lanes)
-        self.hedge = Hedge(params)
+        self.hedge = Hedge()
         self._rng = np.random.default_rng(0)
 
     def assign(
@@ -116,22 +115,6 @@ def test_a_new_request_starts_on_the_best_drafter_of_earlier_requests() -> None:
         assert rounds.assign(requests("new")) == {"new": better}
 
 
-def test_every_drafter_is_tried_that_is_not_known_to_be_worse() -> None:
-    rounds = Rounds([lane(name, 40) for name in "abcd"])
-    tried: set[str | None] = set()
-    for number in range(4):
-        for _ in range(10):
-            here = requests(f"r{number}")
-            tried.update(rounds.slot(here, lambda request, lane: 0.3).values())
-    assert tried >= set("abcd")
-
-
-def test_one_bad_read_of_a_lane_says_nothing_about_the_others() -> None:
-    rounds = Rounds()
-    rounds.read("other", "a", 0.0)
-    assert rounds.assign(requests("r")) == {"r": "b"}
-
-
 def test_a_changing_text_is_followed() -> None:
     rounds, here = Rounds(), requests("r")
     for _ in range(5):
@@ -149,12 +132,6 @@ def test_a_drafter_that_has_become_good_is_found_after_a_bad_start() -> None:
 
 
 # -- which lane reads --------------------------------------------------------------------------
-
-
-def test_idle_catch_up_visits_every_drafter_until_the_best_is_found() -> None:
-    rounds = Rounds([lane(name) for name in "abcd"])
-    right = by_lane(a=0.5, b=0.55, c=0.45, d=0.85)
-    assert rounds.assigned_after_reads(requests("r"), right) == {"r": "d"}
 
 
 @pytest.mark.parametrize("only_once", [False, True])
@@ -248,8 +225,11 @@ def test_a_request_leaves_a_lane_on_which_nothing_is_ever_drafted() -> None:
 
 
 @pytest.mark.parametrize(("stay", "choice"), [(0.0, "b"), (0.02, "a")])
-def test_a_gain_within_the_noise_causes_no_switch(stay: float, choice: str) -> None:
-    rounds, here = Rounds(params=HedgeParams(stay=stay)), requests("r")
+def test_a_gain_within_the_noise_causes_no_switch(
+    stay: float, choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hedge, "_STAY", stay)
+    rounds, here = Rounds(), requests("r")
     assert rounds.assign(here, AB[:1]) == {"r": "a"}
     rounds.draft("r", "a", 0.7, rounds=200)
     rounds.draft("r", "b", 0.705, rounds=200)
@@ -258,10 +238,11 @@ def test_a_gain_within_the_noise_causes_no_switch(stay: float, choice: str) -> N
 
 @pytest.mark.parametrize(("stay", "choice"), [(0.0, "a"), (0.02, None)])
 def test_a_gain_within_the_noise_does_not_end_plain_decoding(
-    stay: float, choice: str | None
+    stay: float, choice: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """(1 + 0.06) tokens in 21 ms instead of one in 20."""
-    rounds, here = Rounds(AB[:1], params=HedgeParams(stay=stay)), requests("r")
+    monkeypatch.setattr(hedge, "_STAY", stay)
+    rounds, here = Rounds(AB[:1]), requests("r")
     assert rounds.assign(here, []) == {"r": None}
     rounds.draft("r", "a", 0.06, rounds=200)
     assert rounds.assign(here) == {"r": choice}
@@ -275,35 +256,16 @@ def test_scarce_places_go_to_the_requests_that_gain_most() -> None:
     assert chosen == {"r": "a", "s": "b"}
 
 
-@pytest.mark.parametrize(
-    ("left", "read", "choice"), [(1000, 0, "b"), (100, 0, "a"), (100, 2000, "b")]
-)
+@pytest.mark.parametrize(("left", "read", "choice"), [(100, 0, "b"), (10, 0, "a"), (10, 2000, "b")])
 def test_a_switch_must_pay_before_the_request_ends(left: int, read: int, choice: str) -> None:
-    """2,000 tokens at 1 ms are 2 s, which 1,000 tokens on b instead of a win back, and 100 do not;
+    """2,000 tokens at 0.1 ms are 0.2 s, which 100 tokens on b instead of a win back, and 10 do not;
     unless b has read them in idle time."""
-    lanes = [lane("a"), lane("b", catch_up_s=1e-3)]
-    rounds = Rounds(lanes, params=HedgeParams(horizon_tokens=1000))
+    lanes = [lane("a"), lane("b", catch_up_s=1e-4)]
+    rounds = Rounds(lanes)
     rounds.serve_before(a=0.3, b=0.9)
     view = request("r", prompt_len=2000, max_tokens=left)
     assert rounds.assign([view], lanes[:1]) == {"r": "a"}
     assert rounds.assign([replace(view, read={"a": 2000, "b": read})]) == {"r": choice}
-
-
-@pytest.mark.parametrize("params", [{"hold_slots": 0}, {"horizon_tokens": 0}, {"stay": -0.1}])
-def test_parameters_are_checked(params: Mapping[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(params))):
-        HedgeParams(**params)  # type: ignore[arg-type]
-
-
-def test_regret_is_the_goodput_that_scarce_places_cost() -> None:
-    assert Hedge().regret == 0.0
-    regrets = []
-    for places in (2, 1):
-        rounds = Rounds([lane("a", places), lane("b")])
-        rounds.assigned_after_reads(requests("one", "two"), by_lane(a=0.8, b=0.4))
-        regrets.append(rounds.hedge.regret)
-    assert regrets[0] == pytest.approx(0.0, abs=1e-9)
-    assert regrets[1] > 0.05
 
 
 @pytest.mark.parametrize(("active", "expected"), [(1, None), (17, "a")])

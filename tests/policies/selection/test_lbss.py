@@ -1,10 +1,8 @@
 """LBSS against Spin's section IV and against our reading of it, deviation by deviation."""
 
 from collections import Counter
-from collections.abc import Sequence
 from itertools import groupby
 
-import numpy as np
 import pytest
 
 from policies.request import LaneView, RoundOutcome
@@ -220,44 +218,7 @@ def test_likely_next_is_the_lane_drawn_one_chunk_ahead_or_the_best_estimate() ->
     assert all(predicted[turn - 2] == actual[turn] for turn in moves)
 
 
-def test_a_large_enough_alpha_finds_the_best_matching_on_noisy_rewards() -> None:
-    rng = np.random.default_rng(0)
-    means = {("r", "a"): 0.6, ("r", "b"): 0.5, ("s", "a"): 0.7, ("s", "b"): 0.3}
-    lanes = [lane("a", 1), lane("b", 1)]
-    policy = Lbss(LbssParams(alpha=400, beta=4))
-    here = requests("r", "s")
-    for _ in range(400):
-        slot(policy, here, lanes, lambda name, one: rng.binomial(10, means[name, one or "a"]) / 10)
-    assert policy.assign(here, lanes, CONTEXT, 0.0) == {"r": "b", "s": "a"}
-
-
 @pytest.mark.parametrize(("alpha", "beta"), [(8, 3), (4, 8), (8, 0)])
 def test_alpha_must_be_a_multiple_of_beta(alpha: int, beta: int) -> None:
     with pytest.raises(ValueError, match="multiple"):
         LbssParams(alpha, beta)
-
-
-def test_a_request_that_takes_part_no_more_starts_no_decisions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It is served without a lane: its drafter has failed for it."""
-    decisions = 0
-    decide = Lbss._decide
-
-    def counted(self: Lbss, lanes: Sequence[LaneView]) -> None:
-        nonlocal decisions
-        decisions += 1
-        decide(self, lanes)
-
-    monkeypatch.setattr(Lbss, "_decide", counted)
-    counts = []
-    for served_on in (False, True):
-        policy, here, decisions = Lbss(LbssParams(alpha=4, beta=2)), requests("r", "s"), 0
-        for _ in range(4):
-            slot(policy, here, ABC, SAME)
-        for _ in range(60):
-            slot(policy, here[:1], ABC, SAME)
-            if served_on:
-                policy.observe([outcome("s", None, 10.0)])
-        counts.append(decisions)
-    assert counts[0] == counts[1]

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from policies.cost import CostModel, LinearCost
+from policies.cost import CostModel, ForwardCost
 from policies.estimates.acceptance import AcceptanceEstimates
 from policies.flat_trees import flatten
 from policies.protocols import Candidates, Mask, RoundContext, Speculation
@@ -30,8 +30,8 @@ class Candidate(NamedTuple):
 SEEDED = settings(deadline=None, derandomize=True)
 """Settings of hypothesis: the same examples on every machine, without a deadline."""
 
-VERIFY = LinearCost(alpha=1e-6, gamma=4e-4, delta=8e-3)
-DRAFT = LinearCost(alpha=0.0, gamma=2e-5, delta=5e-4)
+VERIFY = ForwardCost(alpha=1e-6, gamma=4e-4, delta=8e-3)
+DRAFT = ForwardCost(alpha=0.0, gamma=2e-5, delta=5e-4)
 
 
 def view(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.cost import RooflineCost
+from policies.cost import ForwardCost
 from policies.estimates.online_cost import RefinedCost
 from policies.flat_trees import flatten
 from policies.speculation.forest import (
@@ -29,15 +29,6 @@ FORESTS = st.lists(trees(), max_size=5)
 
 
 @SEEDED
-@given(FORESTS)
-def test_path_confidence_equals_that_of_each_tree(drafted: list[DraftTree]) -> None:
-    forest = forest_of(flatten(drafted))
-    expected = [path for tree in drafted for path in tree.path_confidence()]
-    assert forest.path == pytest.approx(expected, rel=1e-5)
-    assert forest.depth.tolist() == [depth for tree in drafted for depth in tree.depth]
-
-
-@SEEDED
 @given(FORESTS, st.integers(0, 20))
 def test_every_prefix_of_both_orders_contains_all_ancestors(
     drafted: list[DraftTree], kept: int
@@ -49,14 +40,6 @@ def test_every_prefix_of_both_orders_contains_all_ancestors(
         assert [len(mask) for mask in masks] == [len(tree) for tree in drafted]
         for tree, mask in zip(drafted, masks, strict=True):
             assert is_whole(tree, mask)
-
-
-def test_equal_confidences_keep_parents_first() -> None:
-    sure = DraftTree.chain([1, 2, 3, 4], [1.0] * 4)
-    forest = forest_of(flatten([sure, sure]))
-    for kept in range(9):
-        masks = by_tree(forest.mask(forest.best_first()[:kept]), forest.starts)
-        assert all(is_whole(sure, mask) for mask in masks)
 
 
 def test_draft_room_excludes_roots_and_prefill() -> None:
@@ -79,7 +62,7 @@ def test_verify_seconds_are_the_costs_of_all_numbers_of_draft_tokens(
     most: int, knee: int, gamma: float, gamma_more: float
 ) -> None:
     """Equal to single predictions, also of refined models."""
-    piecewise = RooflineCost(alpha=1e-6, gamma=gamma, delta=5e-3, knee=knee, gamma_more=gamma_more)
+    piecewise = ForwardCost(alpha=1e-6, gamma=gamma, delta=5e-3, knee=knee, gamma_more=gamma_more)
     refined = RefinedCost(piecewise)
     refined.observe(500, 20, 0.02)
     for cost in (piecewise, refined):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.cost import LinearCost, RooflineCost
+from policies.cost import ForwardCost
 from policies.estimates.calibration import Calibration
 from policies.protocols import FirstTokens, Mask, RoundContext
 from policies.request import RequestView
@@ -31,9 +31,9 @@ from tests.policies.speculation.rounds import (
 )
 from tests.policies.tree_lists import learn
 
-STEEP = LinearCost(alpha=0.0, gamma=8e-3, delta=8e-3)
-GPU = RooflineCost(alpha=1e-8, gamma=1e-5, delta=20e-3, knee=160, gamma_more=1.1e-4)
-GPU_DRAFT = LinearCost(alpha=0.0, gamma=1e-5, delta=2e-3)
+STEEP = ForwardCost(alpha=0.0, gamma=8e-3, delta=8e-3)
+GPU = ForwardCost(alpha=1e-8, gamma=1e-5, delta=20e-3, knee=160, gamma_more=1.1e-4)
+GPU_DRAFT = ForwardCost(alpha=0.0, gamma=1e-5, delta=2e-3)
 ACCEPTS = [0.25, 0.5, 0.75, 0.95]
 
 
@@ -78,7 +78,7 @@ def test_selects_what_brute_force_does(drafted: list[DraftTree], gamma: float, b
     """Through the whole policy: with the time of drafting and waits, without that of prompts."""
     chosen = candidates(drafted, drafting_s=3e-3)
     context = round_context(
-        verify=RooflineCost(1e-6, gamma, 8e-3, knee=6, gamma_more=gamma),
+        verify=ForwardCost(1e-6, gamma, 8e-3, knee=6, gamma_more=gamma),
         most_tokens=budget,
         prefill_tokens=2,
         waiting_s=2e-3,
@@ -98,7 +98,7 @@ def test_selects_what_brute_force_does(drafted: list[DraftTree], gamma: float, b
 def test_a_prompt_that_rides_along_is_no_reason_to_verify_more() -> None:
     """It makes the round long, but a node costs all requests the same time as in a short one."""
     chosen = candidates([DraftTree.chain(list(range(8)), [0.7] * 8)] * 4)
-    context = round_context(verify=LinearCost(0.0, 1e-3, 10e-3))
+    context = round_context(verify=ForwardCost(0.0, 1e-3, 10e-3))
     alone = kept(selected(Planner(), chosen, context, 0.0))
     assert 0 < sum(alone) < 4 * 8
     beside = kept(selected(Planner(), chosen, context._replace(prefill_tokens=500), 0.0))
@@ -129,7 +129,7 @@ def test_needs_come_first_the_greatest_before_the_others() -> None:
         Candidate(late("less", 0.1, 0.15), DraftTree.chain([1], [0.9])),
         Candidate(late("more", 0.1, 0.10 + 0.1), DraftTree.chain([1, 2], [0.8, 0.8])),
     ]
-    context = round_context(verify=LinearCost(0.0, 0.0, 10e-3), most_tokens=3 + 2)
+    context = round_context(verify=ForwardCost(0.0, 0.0, 10e-3), most_tokens=3 + 2)
     assert kept(selected(Planner(), chosen, context, 10.0)) == [0, 0, 2]
     context = context._replace(most_tokens=3 + 3)
     assert kept(selected(Planner(), chosen, context, 10.0)) == [0, 1, 2]
@@ -142,7 +142,7 @@ def test_no_round_grows_beyond_an_slo(drafting_s: float) -> None:
     tight = view("tight", tpot_s=12.2e-3, generated=6, first_token_s=10.0 - 5 * 12.2e-3)
     easy = DraftTree.chain(list(range(8)), [0.95] * 8)
     others = [Candidate(view(f"r{number}"), easy, drafting_s) for number in range(3)]
-    context = round_context(verify=LinearCost(0.0, 5e-4, 8e-3))
+    context = round_context(verify=ForwardCost(0.0, 5e-4, 8e-3))
     with_slo = [Candidate(tight, DraftTree.empty()), *others]
     without = [Candidate(view("tight"), DraftTree.empty()), *others]
     now = 10.0 + drafting_s
@@ -173,7 +173,7 @@ def test_a_need_out_of_reach_takes_only_what_the_objective_gives() -> None:
 def test_a_request_behind_its_slo_drafts_where_the_objective_would_not() -> None:
     """Plan and rule serve needs as well, or selection would have nothing to choose from."""
     crowd = batch_of(15)
-    context = round_context(verify=LinearCost(0.0, 1e-3, 8e-3), draft=LinearCost(0.0, 0.0, 1e-3))
+    context = round_context(verify=ForwardCost(0.0, 1e-3, 8e-3), draft=ForwardCost(0.0, 0.0, 1e-3))
     relaxed = plan_alone(Planner(), [*crowd, view("x")], "lane", context, 10.0)
     assert relaxed.limits[-1].depth == 0
     plan = plan_alone(Planner(), [*crowd, late("x", 0.05, 0.05)], "lane", context, 10.0)
@@ -182,7 +182,7 @@ def test_a_request_behind_its_slo_drafts_where_the_objective_would_not() -> None
 
 def test_needs_are_those_of_a_round_as_long_as_usual() -> None:
     """A plain round would keep its TPOT, but rounds here take three times as long."""
-    context = round_context(verify=LinearCost(0.0, 1e-3, 8e-3), draft=LinearCost(0.0, 0.0, 5e-3))
+    context = round_context(verify=ForwardCost(0.0, 1e-3, 8e-3), draft=ForwardCost(0.0, 0.0, 5e-3))
     planner, batch = Planner(), [late("x", 20e-3, 0.0), *batch_of(3)]
     assert plan_alone(planner, batch, "lane", context, 10.0).limits[0].depth == 0
     for _ in range(20):
@@ -196,7 +196,7 @@ def test_a_draft_step_must_save_requests_in_need_more_time_than_it_costs(
 ) -> None:
     """The last of them that still drafts earns 0.9 · 0.6 of a token, each of 50 ms; all of them
     wait 2 ms for it. The objective would stop in both cases."""
-    context = round_context(verify=LinearCost(0.0, 1e-7, 20e-3), draft=LinearCost(0.0, 0.0, 2e-3))
+    context = round_context(verify=ForwardCost(0.0, 1e-7, 20e-3), draft=ForwardCost(0.0, 0.0, 2e-3))
     batch = [late(f"r{number}", 0.05, 0.085) for number in range(requests)]
     plan = plan_alone(Planner(PlannerParams(max_width=1)), batch, "lane", context, 10.0)
     assert plan.rule is not None
@@ -209,7 +209,7 @@ def test_a_draft_step_must_save_requests_in_need_more_time_than_it_costs(
 def test_a_first_token_is_in_time_where_shorter_drafts_allow_it() -> None:
     """A round of k nodes takes 14 + k ms, and a prompt of five tokens 5 ms more."""
     chosen = candidates([DraftTree.chain(list(range(8)), [0.9] * 8)] * 4)
-    context = round_context(verify=LinearCost(0.0, 1e-3, 10e-3))._replace(prefill_tokens=5)
+    context = round_context(verify=ForwardCost(0.0, 1e-3, 10e-3))._replace(prefill_tokens=5)
     free = sum(kept(selected(Planner(), chosen, context, 0.0)))
     assert free > 10
     for due_s, verified in (([0.0255], 6), ([0.0255, 0.0195], 0), ([0.0255, 0.018], 6)):
@@ -245,7 +245,7 @@ def test_drafting_stops_in_time_for_a_first_token_and_only_if_it_can_be_met() ->
 
 def test_a_lookup_gets_no_step_rule() -> None:
     """What it drafts has cost nothing: it is weighed once, before it is verified."""
-    context = round_context(verify=LinearCost(0.0, 1e-4, 20e-3))
+    context = round_context(verify=ForwardCost(0.0, 1e-4, 20e-3))
     assert plan_alone(Planner(), batch_of(2), "lane", context, 0.0).rule is not None
     lookup = plan_alone(Planner(), batch_of(2), "lookup", context, 0.0)
     assert lookup.limits[0].depth > 1
@@ -254,14 +254,14 @@ def test_a_lookup_gets_no_step_rule() -> None:
 
 @pytest.mark.parametrize(("overhead_s", "drafts"), [(0.0, True), (100e-3, False)])
 def test_overhead_can_make_drafting_a_loss(overhead_s: float, drafts: bool) -> None:
-    context = round_context(verify=LinearCost(0.0, 1e-4, 20e-3))._replace(handling_s=overhead_s)
+    context = round_context(verify=ForwardCost(0.0, 1e-4, 20e-3))._replace(handling_s=overhead_s)
     plan = plan_alone(Planner(), batch_of(1), "lane", context, 10.0)
     assert (plan.limits[0].depth > 0) == drafts
 
 
 def test_drafts_without_cost_are_kept_where_an_slo_is_missed_anyway() -> None:
     """Drafting has taken twice a plain round; what came of it is free to verify."""
-    context = round_context(verify=LinearCost(0.0, 1e-7, 10e-3))
+    context = round_context(verify=ForwardCost(0.0, 1e-7, 10e-3))
     chosen = [
         Candidate(view("plain"), DraftTree.empty(), 20e-3),
         Candidate(view("easy"), DraftTree.chain([1, 2, 3], [0.9] * 3), 20e-3),
@@ -271,7 +271,9 @@ def test_drafts_without_cost_are_kept_where_an_slo_is_missed_anyway() -> None:
 
 def test_a_lane_that_drafts_for_a_need_drafts_for_all_that_gain() -> None:
     """The step is paid for by one request's SLO; the others would lose more by looking on."""
-    context = round_context(verify=LinearCost(0.0, 1e-6, 10e-3), draft=LinearCost(0.0, 1e-6, 3e-3))
+    context = round_context(
+        verify=ForwardCost(0.0, 1e-6, 10e-3), draft=ForwardCost(0.0, 1e-6, 3e-3)
+    )
     planner = Planner(PlannerParams(max_width=1))
     play(planner, batch_of(4), lambda request, number: 0.2, context, 40)
     others = batch_of(3)
@@ -325,7 +327,7 @@ def test_long_waits_make_longer_drafts_pay() -> None:
     """A round that takes long anyway is lengthened little."""
 
     def depth(waiting_s: float) -> int:
-        rule = rule_for(round_context(verify=LinearCost(0.0, 1e-3, 5e-3), waiting_s=waiting_s))
+        rule = rule_for(round_context(verify=ForwardCost(0.0, 1e-3, 5e-3), waiting_s=waiting_s))
         return next(
             (
                 n
@@ -356,8 +358,8 @@ def test_no_request_drafts_beyond_its_output() -> None:
 
 
 def test_trees_are_wide_where_verification_is_flat_and_siblings_are_right() -> None:
-    flat = round_context(verify=LinearCost(0.0, 1e-6, 2e-2), draft=LinearCost(0.0, 1e-6, 1e-3))
-    steep = round_context(verify=LinearCost(0.0, 4e-3, 1e-2), draft=LinearCost(0.0, 1e-6, 1e-4))
+    flat = round_context(verify=ForwardCost(0.0, 1e-6, 2e-2), draft=ForwardCost(0.0, 1e-6, 1e-3))
+    steep = round_context(verify=ForwardCost(0.0, 4e-3, 1e-2), draft=ForwardCost(0.0, 1e-6, 1e-4))
 
     def width(context: RoundContext, calibration: Calibration | None = None) -> int:
         calibrations = {"lane": calibration} if calibration else None
@@ -372,19 +374,19 @@ def test_trees_are_wide_where_verification_is_flat_and_siblings_are_right() -> N
     never = Calibration()
     pair = DraftTree.build([1, 2], [ROOT, ROOT], [0.5, 0.3])
     learn(never, [(pair, [1 if number % 2 else 9]) for number in range(2000)])
-    costly = round_context(verify=LinearCost(0.0, 4e-4, 2e-2), draft=LinearCost(0.0, 1e-6, 1e-3))
+    costly = round_context(verify=ForwardCost(0.0, 4e-4, 2e-2), draft=ForwardCost(0.0, 1e-6, 1e-3))
     assert width(costly) > 1
     assert width(costly, never) == 1
 
 
 def test_a_lane_without_cost_drafts_where_a_costly_one_does_not() -> None:
-    context = round_context(verify=LinearCost(0.0, 4e-4, 5e-3), draft=LinearCost(0.0, 0.0, 2e-2))
+    context = round_context(verify=ForwardCost(0.0, 4e-4, 5e-3), draft=ForwardCost(0.0, 0.0, 2e-2))
     assert plan_alone(Planner(), [view("a")], "lane", context, 0.0).limits[0].depth == 0
     assert plan_alone(Planner(), [view("a")], "lookup", context, 0.0).limits[0].depth > 0
 
 
 def test_a_lane_that_looked_bad_drafts_again_when_catching_up_shows_that_it_has_changed() -> None:
-    context = round_context(verify=LinearCost(0.0, 1e-3, 20e-3), draft=LinearCost(0.0, 0.0, 2e-3))
+    context = round_context(verify=ForwardCost(0.0, 1e-3, 20e-3), draft=ForwardCost(0.0, 0.0, 2e-3))
     planner, batch = Planner(), batch_of(4)
     play(planner, batch, lambda request, number: 0.02, context, 300)
     bad = play(planner, batch, lambda request, number: 0.02, context, 300)
