@@ -25,8 +25,8 @@ class GrammarViolated(SpindleError):
 
 
 class GrammarStuck(SpindleError):
-    """An output cannot be followed: its grammar allows nothing after it, or has so many ways to read
-    it that this takes too long."""
+    """An output cannot be followed: its grammar allows nothing after it, or has so many ways to
+    read it that this takes too long."""
 
 
 MOST_S = 1.0
