@@ -12,6 +12,8 @@ from engine.errors import InvalidRequest
 Kind = Literal["json_object", "json_schema", "regex", "choice", "grammar"]
 
 MAX_BYTES = 65_536
+MAX_EBNF = 16_384
+"""Signs of a grammar in EBNF; llguidance's reading of it, in Python, takes 0.2 s for so many."""
 MAX_CHOICES = 1024
 _JSON_OBJECT = '{"type":"object","additionalProperties":true}'
 
@@ -52,6 +54,8 @@ def check_grammar(grammar: OutputGrammar) -> None:
     check_length(grammar)
     if grammar.kind in ("regex", "grammar") and not grammar.text.strip():
         raise grammar.invalid("is empty; give a pattern that some text matches")
+    if grammar.kind == "grammar" and len(grammar.text) > MAX_EBNF:
+        raise grammar.invalid(f"has more than {MAX_EBNF} signs; simplify it")
     if grammar.kind == "choice":
         _check_choices(grammar)
 
