@@ -31,6 +31,9 @@ _SPARE_CALLS = 1000
 refuse: admission (429) is the coordinator's decision, so Serve's limits must not act first."""
 _LARGE_MESSAGES = {"RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1)}
 """Serve passes on 4 MiB by default; what a message may hold is bounded by `config.limits`."""
+_LOGGING = LoggingConfig(enable_access_log=False)
+"""At the ingress Spindle's own line per request has more, and at replicas one line per heartbeat
+would hide all others."""
 _HEALTH_PERIOD_S = 2.0
 _DRAIN_PERIOD_S = 0.5
 
@@ -72,16 +75,10 @@ def _ingress(config: AppConfig) -> serve.Deployment:
             "runtime_env": {"env_vars": _LARGE_MESSAGES},
         },
         max_ongoing_requests=admitted * config.scaling.max_replicas + _SPARE_CALLS,
-        logging_config=_logging(config),
+        logging_config=_LOGGING,
         graceful_shutdown_timeout_s=config.scaling.drain_s,
         graceful_shutdown_wait_loop_s=_DRAIN_PERIOD_S,
     )
-
-
-def _logging(config: AppConfig) -> LoggingConfig:
-    """Without Serve's access log: at the ingress Spindle's own line per request has more, and at
-    replicas one line per heartbeat would hide all others."""
-    return LoggingConfig(enable_access_log=False, encoding=config.log_format.upper())
 
 
 def _replica(config: AppConfig) -> serve.Deployment:
@@ -107,7 +104,7 @@ def _replica(config: AppConfig) -> serve.Deployment:
         max_ongoing_requests=config.limits.max_batch + config.limits.max_waiting + _SPARE_CALLS,
         deployment_actors=[router_config(OWN_CPUS)],
         request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
-        logging_config=_logging(config),
+        logging_config=_LOGGING,
         health_check_period_s=_HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=config.scaling.drain_s,
         graceful_shutdown_wait_loop_s=_DRAIN_PERIOD_S,

@@ -3,7 +3,7 @@
 uvicorn, which Serve runs, waits for ever for the rest of a request, for any size of head, and for
 clients that do not read; it reads any number of requests ahead, and believes what 127.0.0.1 says
 about who the client is. It takes its protocol's class from a table, so the bounds need no change of
-Serve; all are read from the environment (cluster/serve.env).
+Serve; those that an operator sets are read from the environment (cluster/serve.env).
 """
 
 import asyncio
@@ -18,9 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from deployments.addresses import TRUSTED, Networks, Places, trusted_proxies
 
 TIMEOUT = "SPINDLE_HTTP_TIMEOUT_S"
-HEAD_BYTES = "SPINDLE_HTTP_HEAD_BYTES"
 CONNECTIONS = "SPINDLE_HTTP_CONNECTIONS"
-ADDRESS_SHARE = "SPINDLE_HTTP_ADDRESS_SHARE"
 PEER = "spindle.peer"
 """Key in a request's scope for the address that its connection comes from."""
 
@@ -54,18 +52,12 @@ class Bounds:
 
 
 def bounds(environment: Mapping[str, str]) -> Bounds:
-    """Raises ValueError naming the variable that is no positive number, no share, or no list of
-    addresses."""
+    """Raises ValueError naming the variable that is no positive number or no list of addresses."""
     default = Bounds()
-    share = _positive(environment, ADDRESS_SHARE, default.address_share)
-    if share > 1:
-        raise ValueError(f"{ADDRESS_SHARE}: {share:g} is more than 1, which is all connections")
     return Bounds(
-        _positive(environment, TIMEOUT, default.timeout_s),
-        int(_positive(environment, HEAD_BYTES, default.head_bytes)),
-        int(_positive(environment, CONNECTIONS, default.connections)),
-        share,
-        trusted_proxies(environment),
+        timeout_s=_positive(environment, TIMEOUT, default.timeout_s),
+        connections=int(_positive(environment, CONNECTIONS, default.connections)),
+        trusted=trusted_proxies(environment),
     )
 
 

@@ -82,8 +82,6 @@ class Named(TypedDict):
 class LiveQuery(Named):
     seconds: float
     """How far back."""
-    tenant: str | None
-    """Only what its own requests explain; None: everything."""
 
 
 class Accepted(TypedDict):

@@ -1,14 +1,10 @@
-"""The declarations of every metric that Spindle exports, and the tables of docs/metrics.md.
+"""The declarations of every metric that Spindle exports; docs/metrics.md has the same tables.
 
 `/metrics` prefixes each name with `spindle_`, Ray with `ray_spindle_`; both append `_total` to
-counters. `python -m deployments.metrics` rewrites the tables of docs/metrics.md.
+counters.
 """
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Literal, NamedTuple
-
-PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 
 VERIFIER = "verifier"
 COORDINATOR = "coordinator"
@@ -23,8 +19,6 @@ ACCEPTED = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9+")
 PARTS = ("draft", "verify", "prompts", "wait")
 OUTCOMES = ("stop", "length", "cancelled", "failed")
 KV_STATES = ("free", "used", "cached")
-LOST, STOPPED = "lost", "stopped"
-"""Why a replica has left."""
 STATUSES = ("200", "400", "401", "403", "404", "405", "408", "413", "429", "499", "500", "503")
 MOST_TENANTS = 50
 """More tenants than this are counted together, so that their series stay few."""
@@ -156,13 +150,7 @@ INGRESS_COUNTERS = (
         ("status",),
     ),
     Metric("resubmissions", "Choices that went on at another replica after the loss of theirs"),
-    Metric("replicas_started", "Replicas that became ready for requests"),
-    Metric(
-        "replicas_left",
-        "Replicas that take no requests any more: lost (died or hung), or stopped by Serve "
-        "(replaced or scaled down)",
-        ("reason",),
-    ),
+    Metric("replicas_lost", "Replicas that had requests and have not answered: died or hung"),
     Metric("tenant_responses", "The same as `responses_total`, by tenant", ("tenant", "status")),
     Metric("tenant_tokens", "Tokens of requests that have ended", ("tenant", "kind")),
 )
@@ -172,32 +160,6 @@ INGRESS_HISTOGRAMS = (
     ),
     Metric("response_seconds", "Time from arrival at the ingress to the last token", (), _SECONDS),
 )
-
-LABELS: Mapping[str, str] = {
-    "replica": "the name of the replica, on all series of replicas",
-    "drafter": "its name in the config. A token counts for the drafter that proposed it; where "
-    "several proposed the same token, for the one that the selection chose. Rounds and slot time "
-    f"count for the chosen drafter, for `{LOOKUPS}` where only lookups proposed tokens, or for "
-    f"`{PLAIN}` where nothing was drafted",
-    "position": f"`{POSITIONS[0]}` to `{POSITIONS[-1]}`: the depth in the draft tree",
-    "accepted": f"`{ACCEPTED[0]}` to `{ACCEPTED[-1]}`",
-    "part": "drafting (`draft`), the forward pass (`verify`), prompts of other requests in it "
-    "(`prompts`), waiting (`wait`)",
-    "by": "`clock` (measured), `model` (the cost model's estimate)",
-    "host": f"who works: a lane by its name, `{VERIFIER}`, or `{COORDINATOR}`, whose work is to "
-    "select which draft tokens are verified",
-    "work": "drafting (`draft`), reading ahead (`catch_up`), a forward pass (`verify`), selecting "
-    "(`select`)",
-    "outcome": ", ".join(f"`{outcome}`" for outcome in OUTCOMES) + " (by an error of its own)",
-    "kept": "`yes`, `no`",
-    "cached": "`yes`, `no`",
-    "slo_class": f"a class of the config with these objectives, or `{OTHER}`",
-    "state": "`free`, `used` by requests, `cached`: kept for prompts with the same beginning",
-    "status": ", ".join(f"`{status}`" for status in STATUSES),
-    "tenant": f"tenants with an API key; beyond the first {MOST_TENANTS} of the config, `{OTHER}`",
-    "kind": "`prompt`, `output`",
-    "reason": f"`{LOST}`, `{STOPPED}`",
-}
 
 Kind = Literal["counter", "gauge", "histogram"]
 Declared = tuple[tuple[Kind, tuple[Metric, ...]], ...]
@@ -211,31 +173,3 @@ OF_INGRESS: Declared = (
     ("histogram", INGRESS_HISTOGRAMS),
 )
 PARTS_OF_A_HISTOGRAM = ("bucket", "count", "sum")
-
-
-def tables() -> Iterator[str]:
-    yield _table("### Of replicas", OF_REPLICA)
-    yield _table("### Of the ingress", OF_INGRESS)
-    rows = [f"| `{label}` | {text} |" for label, text in LABELS.items()]
-    yield "\n".join(["### Labels", "", "| label | values |", "| --- | --- |", *rows])
-
-
-def _table(title: str, groups: Declared) -> str:
-    rows = [
-        f"| `{metric.name}{'_total' if kind == 'counter' else ''}` "
-        f"| {', '.join([kind, *(f'`{label}`' for label in metric.labels)])} | {metric.text} |"
-        for kind, metrics in groups
-        for metric in metrics
-    ]
-    return "\n".join([title, "", "| name | kind, labels | |", "| --- | --- | --- |", *rows])
-
-
-def written(page: str) -> str:
-    """The page with its tables rewritten; they end where the next chapter begins."""
-    before, _, rest = page.partition("### Of replicas\n")
-    _, _, after = rest.partition("\n## ")
-    return before + "\n\n".join(tables()) + "\n\n## " + after
-
-
-if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text()))

@@ -8,8 +8,6 @@ the project; actors/hosts/spawn.py asks for the folder of logs.
 import asyncio
 from collections.abc import Mapping
 
-from ray._private import state  # the public API needs a dashboard
-from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.serve._private.common import RequestMetadata
 from ray.serve._private.http_util import ASGIReceiveProxy
 from ray.serve.context import _get_global_client
@@ -24,18 +22,6 @@ _RECEIVE_DELAY_S = 0.2
 def serve_details() -> ServeInstanceDetails:
     """Addresses and applications; Serve has no public API for its ports inside the cluster."""
     return ServeInstanceDetails(**_get_global_client().get_serve_details())
-
-
-def was_stopped(replica: str) -> bool:
-    """Whether Serve has ended the replica, or is about to; false if it was lost."""
-    for actor in state.actors().values():
-        if not str(actor["Name"]).endswith(f"#{replica}"):
-            continue
-        if actor["State"] != "DEAD":  # it drains
-            return True
-        died = getattr(actor["DeathCause"], "actor_died_error_context", None)
-        return died is not None and died.reason == ActorDiedErrorContext.Reason.RAY_KILL
-    return False
 
 
 def export_zero(counter: Counter, tags: Mapping[str, str]) -> None:

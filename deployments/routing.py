@@ -33,35 +33,25 @@ written."""
 
 
 class PrefixMemory:
-    """The prompts that one replica has served recently, as hashes of their leading blocks. The
-    tenant that has most of them gives room, as in the replica's prefix cache."""
+    """The prompts that one replica has served recently, as hashes of their leading blocks."""
 
     def __init__(self, capacity: int = BLOCKS_PER_REPLICA) -> None:
         self._capacity = capacity
-        self._count = 0
-        self._blocks: dict[str, OrderedDict[int, None]] = {}
-        """By tenant; a tenant's least recently used first."""
+        self._blocks = OrderedDict[int, None]()
+        """The least recently used first."""
 
-    def shared(self, blocks: Sequence[int], tenant: str = "") -> int:
+    def shared(self, blocks: Sequence[int]) -> int:
         """Number of leading blocks that this replica has served."""
-        own = self._blocks.get(tenant, ())
-        return next((i for i, one in enumerate(blocks) if one not in own), len(blocks))
+        return next((i for i, one in enumerate(blocks) if one not in self._blocks), len(blocks))
 
-    def add(self, blocks: Sequence[int], tenant: str = "") -> None:
-        if not blocks:
-            return
-        own = self._blocks.setdefault(tenant, OrderedDict())
-        before = len(own)
+    def add(self, blocks: Sequence[int]) -> None:
         # In reverse order, so that the end of a prompt is dropped before its beginning, without
         # which it could not be matched.
         for block in reversed(blocks):
-            own[block] = None
-            own.move_to_end(block)
-        self._count += len(own) - before
-        while self._count > self._capacity:
-            most = max(self._blocks, key=lambda name: len(self._blocks[name]))
-            self._blocks[most].popitem(last=False)
-            self._count -= 1
+            self._blocks[block] = None
+            self._blocks.move_to_end(block)
+        while len(self._blocks) > self._capacity:
+            self._blocks.popitem(last=False)
 
 
 def block_hashes(prompt: Sequence[int], scope: Sequence[str] = ()) -> list[int]:
@@ -122,10 +112,7 @@ class PrefixRouter(RequestRouter):
         self, running: list[RunningReplica], request: Mapping[str, Any]
     ) -> list[list[RunningReplica]]:
         blocks = block_hashes(request["prompt_ids"], request["scope"])
-        tenant = request["scope"][0]
-        shared = {
-            one.replica_id: self._memory(one.replica_id).shared(blocks, tenant) for one in running
-        }
+        shared = {one.replica_id: self._memory(one.replica_id).shared(blocks) for one in running}
         least = min((self._streams[one.replica_id] for one in running), default=0)
         candidates = [
             one
@@ -147,8 +134,8 @@ class PrefixRouter(RequestRouter):
             self._streams[replica_id] += 1
             self._stream_of[replica_id, metadata.internal_request_id] += 1
             request = pending_request.args[0]
-            scope = request["scope"]
-            self._memory(replica_id).add(block_hashes(request["prompt_ids"], scope), scope[0])
+            blocks = block_hashes(request["prompt_ids"], request["scope"])
+            self._memory(replica_id).add(blocks)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         key = replica_id, internal_request_id

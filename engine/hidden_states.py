@@ -30,14 +30,17 @@ class HiddenStates:
             self._taken[layer] = hidden.clone()  # later operations may work in place
 
     def rows(self, layers: Sequence[int], indices: Sequence[int]) -> NDArray[Any]:
-        """Those of the rows at `indices`, the layers' side by side: [rows, layers · hidden size]
-        in float32, or the bits of bfloat16 as uint16."""
-        index = torch.tensor(indices, dtype=torch.int64)
-        parts = [self._taken[layer] for layer in layers]
-        joined = torch.cat([part[index.to(part.device)] for part in parts], 1).cpu()
-        if joined.dtype == torch.bfloat16:
-            return joined.view(torch.int16).numpy().view(np.uint16)
-        return joined.float().numpy()
+        return rows_of([self._taken[layer] for layer in layers], indices)
+
+
+def rows_of(states: Sequence[Tensor], indices: Sequence[int]) -> NDArray[Any]:
+    """The rows at `indices` of some layers' states, side by side: [rows, layers · hidden size] in
+    float32, or the bits of bfloat16 as uint16."""
+    index = torch.tensor(indices, dtype=torch.int64)
+    joined = torch.cat([part[index.to(part.device)] for part in states], 1).cpu()
+    if joined.dtype == torch.bfloat16:
+        return joined.view(torch.int16).numpy().view(np.uint16)
+    return joined.float().numpy()
 
 
 @contextmanager
@@ -64,7 +67,7 @@ def taken_from_modules(model: PreTrainedModel, states: HiddenStates | None) -> I
 
 
 def as_tensor(rows: NDArray[Any]) -> Tensor:
-    """Rows that HiddenStates.rows has returned, in their own dtype."""
+    """What `rows_of` has returned, in its own dtype."""
     if rows.dtype == np.uint16:
         return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(rows)

@@ -137,8 +137,6 @@ class TokenLogprobs(NamedTuple):
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    rank: int = 0
-    """Its place among all tokens, 1 for the most probable; 0: not determined, as of outputs."""
 
 
 class Verdict(NamedTuple):

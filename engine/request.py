@@ -154,8 +154,6 @@ def _settled(params: SamplingParams, target: TargetLimits) -> SamplingParams:
         )
     if params.grammar is not None and not target.follows_grammars:
         raise params.grammar.invalid("this target has no tokenizer to follow a grammar with")
-    if params.forbids_tokens:
-        _check_choice_left(params, target)
     if params.min_tokens and len(set(params.stop_token_ids)) >= target.vocab_size:
         raise InvalidRequest(
             "min_tokens",
@@ -163,24 +161,6 @@ def _settled(params: SamplingParams, target: TargetLimits) -> SamplingParams:
             "min_tokens; set it to 0, or leave tokens out of stop_token_ids",
         )
     return params
-
-
-def _check_choice_left(params: SamplingParams, target: TargetLimits) -> None:
-    """Refuses parameters that could forbid every token at some position."""
-    allowed = params.allowed_token_ids
-    left = set(range(target.vocab_size) if allowed is None else allowed)
-    left -= {word[-1] for word in params.bad_words}
-    if not left:
-        field = "bad_words" if params.bad_words else "allowed_token_ids"
-        raise InvalidRequest(
-            field, "may leave no token to choose; allow a token that is the end of no bad word"
-        )
-    if params.min_tokens and left <= set(params.stop_token_ids):
-        raise InvalidRequest(
-            "min_tokens",
-            "every allowed token is a stop token, and none of them can be chosen before "
-            "min_tokens; set it to 0, or allow other tokens",
-        )
 
 
 def _tokens(field: str, tokens: Sequence[int], target: TargetLimits) -> list[int]:

@@ -45,7 +45,7 @@ _ZOO = "Write JSON with 5 items."
 
 def _served_by(topology: str) -> Mapping[str, Any]:
     (application,) = yaml.safe_load((ROOT / topology).read_text())["applications"]
-    return {**application["args"], "grpc": None, "metrics_without_key": True}
+    return {**application["args"], "grpc": None}
 
 
 @contextmanager

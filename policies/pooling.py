@@ -7,14 +7,13 @@ pool is counted twice.
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 Statistics = Mapping[str, Sequence[float]]
 ByLearner = Mapping[str, Statistics]
 """The statistics of several learners, by the learner's name."""
 
 
-@runtime_checkable
 class Pooled(Protocol):
     """A learner whose statistics are shared between replicas."""
 
@@ -25,14 +24,6 @@ class Pooled(Protocol):
     def pool(self, others: Statistics) -> None:
         """Takes the observations of all other replicas, which replace those of the last call."""
         ...
-
-
-@runtime_checkable
-class PooledSelection(Pooled, Protocol):
-    """A selection policy whose statistics are shared between replicas."""
-
-    pool_name: str
-    """Replicas share them under this name, which stays when code is renamed."""
 
 
 def is_finite(statistics: ByLearner) -> bool:

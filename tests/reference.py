@@ -32,10 +32,6 @@ def perturbed(
     """The scores log p + g, up to a constant, of all tokens behind `tokens`."""
     scores = logits.copy()
     position, output = len(tokens), tokens[prompt_len:]
-    if params.allowed_token_ids is not None:
-        scores[~np.isin(np.arange(len(scores)), params.allowed_token_ids)] = -np.inf
-    words, start = params.bad_words, len(output) + 1
-    scores[[word[-1] for word in words if output[start - len(word) :] == [*word[:-1]]]] = -np.inf
     for token, bias in params.logit_bias.items():
         scores[token] += bias
     if len(output) < params.min_tokens:

@@ -18,10 +18,6 @@ PRODUCT = ("policies", "cluster", "engine", "actors", "deployments")
 FOLDERS = (*PRODUCT, "benchmarks", "lab", "examples", "tests")
 OF_NAMESPACES = {
     "google.protobuf": "protobuf",
-    "opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http",
-    "opentelemetry.proto": "opentelemetry-proto",
-    "opentelemetry.sdk": "opentelemetry-sdk",
-    "opentelemetry.trace": "opentelemetry-api",
 }
 """Distributions of packages whose top-level name belongs to several."""
 

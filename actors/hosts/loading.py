@@ -126,6 +126,7 @@ def _load_vllm(spec: TargetSpec) -> LoadedTarget:
         spec.kv_tokens,
         spec.tensor_parallel,
         spec.engine_args,
+        spec.feature_layers,
         ray_metrics=spec.placement == "actor",
     )
     verifier = load_vllm(vllm_spec)

@@ -47,6 +47,8 @@ class TargetSpec(PlacementSpec):
     """vLLM's own arguments."""
     tensor_parallel: int = 1
     """The number of ranks, which vLLM starts itself, within one actor."""
+    feature_layers: tuple[int, ...] = ()
+    """The layers whose hidden states the heads read, which vLLM must know before it loads."""
 
 
 @dataclass(frozen=True, slots=True)

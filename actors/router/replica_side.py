@@ -8,16 +8,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
-from actors.coordinator.settings import Policies
 from actors.hosts.facts import Facts
 from actors.router.router import Report
-from policies.estimates.acceptance import AcceptanceEstimates
-from policies.pooling import ByLearner, Pooled, PooledSelection
+from policies.pooling import ByLearner, Pooled
 
 Exchange = Callable[[Report], Awaitable[ByLearner]]
 """Calls the router, wherever it runs now; may raise any exception."""
-Learners = Callable[[], Mapping[str, Pooled]]
-"""Returns the present learners, since policies may be replaced while requests run."""
+Learners = Mapping[str, Pooled]
+"""By the names under which replicas share their statistics, which stay when code is renamed."""
 
 
 _INTERVAL_S = 5.0
@@ -47,18 +45,9 @@ class Pooling:
             await asyncio.sleep(_INTERVAL_S)
 
     async def report(self) -> None:
-        own = {name: learner.export() for name, learner in self._learners().items()}
+        own = {name: learner.export() for name, learner in self._learners.items()}
         report = Report(replica=self._replica, statistics=own, facts=self._facts)
         with suppress(Exception):  # no failure of the exchange may affect serving
             self._others = await asyncio.wait_for(self._exchange(report), _INTERVAL_S)
-        for name, learner in self._learners().items():
+        for name, learner in self._learners.items():
             learner.pool(self._others.get(name, {}))
-
-
-def learners_of(policies: Policies, acceptance: AcceptanceEstimates) -> dict[str, Pooled]:
-    """What a replica pools: acceptances, and its selection policy, if it learns something of its
-    own."""
-    learners: dict[str, Pooled] = {acceptance.pool_name: acceptance}
-    if isinstance(policies.selection, PooledSelection):
-        learners[policies.selection.pool_name] = policies.selection
-    return learners

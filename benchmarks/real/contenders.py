@@ -50,9 +50,7 @@ def servers(
         own = {**method, "model": str(vllm_head)} if method["method"] == HEAD else method
         made[name] = partial(vllm, speculation=own)
     for name, (backend, fleet) in SPINDLE.items():
-        # vLLM's backend hands out no hidden states; alone, the head shows how that is refused.
-        has_head = head is not None and (backend == "native" or fleet == (HEAD,))
-        drafters = [drafter for drafter in fleet if has_head or drafter != HEAD]
+        drafters = [drafter for drafter in fleet if head is not None or drafter != HEAD]
         made[name] = partial(Spindle, spindle_args(backend, drafters, model, head, dtype))
     return {name: make for name, make in made.items() if head or HEAD not in name}
 

@@ -48,9 +48,9 @@ VALUES: Sequence[Any] = (
 FIELDS = (
     *("model", "prompt", "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty"),
     *("frequency_penalty", "repetition_penalty", "logit_bias", "stop", "stop_token_ids", "seed"),
-    *("allowed_token_ids", "bad_words", "min_tokens", "logprobs", "echo", "prompt_logprobs"),
+    *("min_tokens", "logprobs", "echo"),
     *("structured_outputs", "response_format", "stream_options", "slo", "priority", "spindle"),
-    *("speculation", "request_id", "truncate_prompt_tokens", "messages", "tools", "unknown"),
+    *("speculation", "messages", "tools", "unknown"),
 )
 PATHS = ("completions", "completions", "chat/completions", "responses")
 WARM_UP_S = 240.0

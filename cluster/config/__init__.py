@@ -29,7 +29,6 @@ from cluster.config.serving import (
     PoliciesConfig,
     ScalingConfig,
     SloClass,
-    TracingConfig,
 )
 from cluster.sources import name_of
 
@@ -78,10 +77,8 @@ class AppConfig(Section):
     """The tenants whose requests may set `priority`; `"*"`: every client, also without a key.
     Requests of others that set it are refused."""
     operators: tuple[Name, ...] = ()
-    """The tenants that see all tenants: every series of `/metrics` and all of `/spindle/live`;
-    `"*"`: every client, also without a key."""
-    metrics_without_key: bool = False
-    """Whether all of `/metrics` is open to clients without an API key."""
+    """The tenants that may read what shows all tenants: `/metrics`, and the numbers of
+    `/spindle/live`; `"*"`: every client with a key. Without keys every client may."""
     sharing: Literal["tenant", "all"] = "tenant"
     """Who may reuse what a request leaves, past outputs that lookups draft from and the prefix
     cache: with `tenant` requests of the same API key only, without `api_keys` all; with `all` those
@@ -89,16 +86,6 @@ class AppConfig(Section):
     (docs/security.md)."""
     grpc: GrpcConfig | None = None
     """The gRPC interface; null: there is none."""
-    tracing: TracingConfig | None = None
-    """Spans of requests and rounds; null: there are none."""
-    log_format: Literal["text", "json"] = "text"
-    """The format of the log files of ingress and replicas, with one line per request that ends."""
-    strict_fields: bool = False
-    """Refuse requests with fields that have no effect, which are otherwise named in the response's
-    header `x-spindle-ignored`."""
-    cors_origins: tuple[Name, ...] = ()
-    """The origins whose pages may call the API from a browser, such as `https://app.example`; `*`:
-    every one. Empty: none."""
     allowed_hosts: tuple[Host, ...] = ()
     """Names that requests may give as their `Host`, besides `localhost` and all addresses, such as
     `spindle.example`; `"*"`: every one. Empty: without keys no other, with keys every one

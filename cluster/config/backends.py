@@ -14,8 +14,8 @@ class Backend:
     """Splits the target over several tensor-parallel ranks, which it starts itself."""
     quantized: bool
     """Reads quantized checkpoints."""
-    features: bool
-    """Hands out hidden states, which some kinds of drafters read."""
+    embeddings: bool
+    """Hands out layer 0 as well, among the hidden states that some kinds of drafters read."""
 
 
 BACKENDS: Mapping[str, Backend] = {
@@ -24,14 +24,14 @@ BACKENDS: Mapping[str, Backend] = {
         engine_args=False,
         ranks=False,
         quantized=False,
-        features=True,
+        embeddings=True,
     ),
     "vllm": Backend(
         trees=False,
         engine_args=True,
         ranks=True,
         quantized=True,
-        features=False,
+        embeddings=False,
     ),
 }
 

@@ -145,12 +145,6 @@ def check_heads(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None
                     f"{drafter.kind} cannot run; set eagle3"
                 )
             continue
-        if not BACKENDS[target.backend].features:
-            raise ValueError(
-                f"drafters.{number}.kind: {drafter.kind} reads hidden states of the target, which "
-                f"backend {target.backend} does not hand out; choose another kind, or "
-                f"target.backend: {able('features')}"
-            )
         own = target.architecture()
         try:
             shape = eagle3_shape(path, own.num_hidden_layers)
@@ -163,6 +157,12 @@ def check_heads(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None
                 f"{', '.join(map(str, shape.aux_layers))} of a target with hidden states of "
                 f"{shape.target_hidden_size}; this one has {own.num_hidden_layers} layers of "
                 f"{own.hidden_size}; choose a head that was trained for it"
+            )
+        if 0 in shape.aux_layers and not BACKENDS[target.backend].embeddings:
+            raise ValueError(
+                f"drafters.{number}.model: {drafter.model} reads layer 0, the embeddings, which "
+                f"backend {target.backend} does not hand out; choose another head, or "
+                f"target.backend: {able('embeddings')}"
             )
 
 

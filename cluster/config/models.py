@@ -89,13 +89,12 @@ class TargetConfig(Section):
     """Computing threads per rank."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Arguments of vLLM's engine, for `backend: vllm`."""
-    tool_parser: Annotated[str, Field(min_length=1)] | None = None
-    """The form in which the model writes tool calls: `hermes` (also Qwen), `llama3_json`,
-    `pythonic`, or any of vLLM's tool parsers where vLLM is installed; null: a request's
-    `tool_choice` cannot be `auto` (docs/api.md)."""
-    reasoning_parser: Annotated[str, Field(min_length=1)] | None = None
-    """How the model marks its reasoning: `qwen3`, `deepseek_r1`, or any of vLLM's reasoning
-    parsers; null: reasoning is part of the content."""
+    tool_parser: Literal["hermes", "llama3_json"] | None = None
+    """The form in which the model writes tool calls: `hermes` (also Qwen) or `llama3_json`; null: a
+    request's `tool_choice` cannot be `auto` (docs/api.md)."""
+    reasoning_parser: Literal["qwen3", "deepseek_r1"] | None = None
+    """How the model marks its reasoning: `qwen3`, `deepseek_r1`; null: reasoning is part of the
+    content."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -153,15 +153,6 @@ class LimitsConfig(Section):
         return self
 
 
-class TracingConfig(Section):
-    """OpenTelemetry's spans of requests and their rounds (docs/operating.md)."""
-
-    endpoint: Annotated[str, Field(pattern=r"^https?://")]
-    """Where a collector takes traces by OTLP over HTTP, such as `http://localhost:4318/v1/traces`."""
-    share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """The share of requests that have spans."""
-
-
 class GrpcConfig(Section):
     """The gRPC interface (docs/handles.md), which requires the same keys as HTTP."""
 
@@ -169,16 +160,6 @@ class GrpcConfig(Section):
     """The address to listen on; null: that of HTTP."""
     port: Annotated[int, Field(ge=1, le=65535)] = 9000
     """The port to listen on, at the node of the ingress."""
-    tls_certificate: str | None = None
-    """A PEM file on the head node, with the certificate chain of the server; null: no TLS."""
-    tls_key: str | None = None
-    """A PEM file on the head node, with the certificate's private key."""
-
-    @model_validator(mode="after")
-    def _certificate_and_key(self) -> Self:
-        if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate, tls_key: give both or neither")
-        return self
 
 
 class ScalingConfig(Section):

@@ -15,16 +15,15 @@ from ray.serve.handle import DeploymentHandle
 from cluster.config import AppConfig
 from cluster.config.keys import resolved
 from deployments import version
-from deployments.ingress.answers.choices import Answer, Choice
+from deployments.ingress.answers.choices import Answer, Choice, Piece
 from deployments.ingress.answers.completion_bodies import (
     ChatFormat,
-    CollectedChoice,
     CompletionFormat,
     ResponseFormat,
+    joined,
     model_body,
 )
 from deployments.ingress.answers.json_text import Body
-from deployments.ingress.answers.logprobs import prompt_part
 from deployments.ingress.answers.output_text import Echo, StopRule, echo
 from deployments.ingress.clients import Client, Keys, Shares, trusted
 from deployments.ingress.errors import ApiError, quoted
@@ -33,27 +32,17 @@ from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.ingress.metrics import IngressMetrics, RequestLog
 from deployments.ingress.parsing.choose import OutputParsers
 from deployments.ingress.reading import HEADER, IgnoredFields, Reader, shown
-from deployments.ingress.replicas import Departures, Readiness
+from deployments.ingress.replicas import Readiness
 from deployments.ingress.requests.completions import ChatRequest, GenerationRequest, echoes
 from deployments.ingress.requests.stream_requests import StreamRequestBuilder
-from deployments.ingress.requests.tokenization import (
-    DetokenizeRequest,
-    TokenizeRequest,
-    detokenize,
-    tokenize,
-)
 from deployments.ingress.requests.tools import ToolUse
 from deployments.ingress.tokenizer import Tokens
-from deployments.ingress.turns import Pauses
 from deployments.ingress.watching import LiveView, families_of, live, prometheus_text
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits
 
 ANY_CALLER = trusted("")
 """A handle's caller in the cluster: without a share, and free to set priorities."""
-LIVE_PAUSE_S = 0.2
-"""Between two looks of a client at the replicas' last seconds: each takes milliseconds of their
-event loops, for which everybody's requests wait."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -77,13 +66,13 @@ class Api:
         self.parsers = OutputParsers(config.target, self.tokens)
         ingress = uuid.uuid4().hex
         self._builder = StreamRequestBuilder(config, self.tokens, ingress)
-        self._heartbeats = HeartbeatSender(ingress, replicas, config.limits)
-        self.departures = Departures(self.metrics, self._heartbeats)
+        self._heartbeats = HeartbeatSender(
+            ingress, replicas, config.limits, self.metrics.replica_lost
+        )
         self._shares = Shares(config, lambda: len(self._heartbeats.replicas))
         self._readiness = Readiness(replicas, self._heartbeats)
-        self._live_pauses = Pauses(LIVE_PAUSE_S)
         self.reader = Reader(self.tokens)
-        self.ignored_fields = IgnoredFields(config.strict_fields)
+        self.ignored_fields = IgnoredFields()
         self._created = int(time.time())
         self._limits: TargetLimits | None = None
 
@@ -100,26 +89,21 @@ class Api:
         self._limits = await self._readiness.check()
         return self._limits
 
-    async def metrics_text(self, client: Client | None = None) -> bytes:
-        """The series of this ingress and of all replicas that answer in time; for a tenant that is
-        no operator, its own. `client`: None where no key is asked for."""
-        if client is not None and not client.sees_all:
-            return prometheus_text(self.metrics.families_of(client.tenant))
+    async def metrics_text(self) -> bytes:
+        """The series of this ingress and of all replicas that answer in time."""
         with suppress(ApiError):  # finds out which replicas there are
             await self.ready()
-        self.departures.show()
         calls = [families_of(self.replicas, name) for name in sorted(self._heartbeats.replicas)]
         of_replicas = await asyncio.gather(*calls)
         return prometheus_text([*self.metrics.families(), *chain(*of_replicas)])
 
-    async def live(self, seconds: float, client: Client = ANY_CALLER) -> LiveView:
-        """The numbers of the replicas' last seconds, as far as the client may see them."""
+    async def live(self, seconds: float, client: Client) -> LiveView:
+        """The numbers of the replicas' last seconds, for operators; others learn what the config
+        has."""
         if not self._heartbeats.replicas:
             await self.ready()
-        tenant = None if client.sees_all else client.tenant
-        async with self._live_pauses.turn(client.tenant):
-            names = self._heartbeats.replicas
-            return await live(self.config, self.replicas, names, seconds, tenant)
+        names = self._heartbeats.replicas if client.is_operator else ()
+        return await live(self.config, self.replicas, names, seconds)
 
     async def models(self) -> Body:
         return {"object": "list", "data": [await self.model(self.config.served_name)]}
@@ -129,26 +113,11 @@ class Api:
         limits = self._limits or await self.ready()
         return model_body(name, self._created, limits.max_context)
 
-    def load(self, client: Client = ANY_CALLER) -> Body:
-        """As in vLLM: the choices that are being served through this ingress; for a tenant that is
-        no operator, its own."""
-        own = self._shares.held(client)
-        return {"server_load": self._heartbeats.streams if client.sees_all else own}
-
-    async def tokenize(self, request: TokenizeRequest, client: Client = ANY_CALLER) -> Body:
-        self._check_model(request.model)
-        limits = self._limits or await self.ready()
-        return await tokenize(self.tokens, request, limits.max_context, client.tenant)
-
-    async def detokenize(self, request: DetokenizeRequest, client: Client = ANY_CALLER) -> Body:
-        self._check_model(request.model)
-        return await detokenize(self.tokens, request, client.tenant)
-
     async def open(
         self, request: GenerationRequest, client: Client, request_id: str | None = None
     ) -> Answer:
         """Admits all of the request's choices, or raises ApiError. The caller must close the
-        answer. `request_id`: the name of the request, unless it has one as a field."""
+        answer. `request_id`: the client's name for the request."""
         self._check_model(request.model)
         self.parsers.check(_tool_use(request))
         limits = self._limits or await self.ready()
@@ -158,12 +127,10 @@ class Api:
 
         def on_close(answer: Answer) -> None:
             self._shares.give_back(client, choices)
-            self.departures.show()
             self.log.ended(answer, client.tenant)
 
         try:
-            public_id = request.request_id or request_id
-            answer = await self._answer(request, client.tenant, limits, on_close, public_id)
+            answer = await self._answer(request, client.tenant, limits, on_close, request_id)
         except BaseException:
             self._shares.give_back(client, choices)
             raise
@@ -184,7 +151,7 @@ class Api:
         streams = await self._builder.choices(request, name, tenant, limits)
         prompts = [one["prompt_ids"] for one in streams[:: request.n]]
         echoed = await self._echoes(prompts, tenant) if echoes(request) else [None] * len(prompts)
-        stop = StopRule.of(request)
+        stop = StopRule(request.stops, request.stop_token_ids, request.min_tokens)
         choices = [
             Choice(
                 index,
@@ -212,21 +179,15 @@ class Api:
 
     async def full_response(self, request: GenerationRequest, answer: Answer) -> Body:
         form = self._format(request)
-        collected = {choice.index: CollectedChoice() for choice in answer.choices}
+        collected: dict[int, list[Piece]] = {choice.index: [] for choice in answer.choices}
         async for choice, piece in answer.pieces():
-            collected[choice.index].add(piece)
+            collected[choice.index].append(piece)
         bodies: list[Body] = []
-        of_chat: Body = {}
         for choice in answer.choices:
-            pieces, wanted = collected.pop(choice.index), request.prompt_logprobs
-            body = form.full(choice, pieces)
-            if not of_chat:  # whose choices have one prompt
-                part = await prompt_part(self.tokens, choice, pieces.prompt_logprobs, wanted)
-                (of_chat if isinstance(request, ChatRequest) else body).update(part)
-            bodies.append(body)
+            bodies.append(form.full(choice, joined(collected.pop(choice.index))))
             await asyncio.sleep(0)  # many log-probabilities take long, and streams go on meanwhile
         head = self._head(form.full_object, form.prefix, answer)
-        return {**head, "choices": bodies, "usage": answer.usage, **of_chat}
+        return {**head, "choices": bodies, "usage": answer.usage}
 
     async def chunks(
         self, request: GenerationRequest, answer: Answer

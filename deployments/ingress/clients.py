@@ -26,8 +26,8 @@ class Client:
     """Whose share of all places its requests count to; None: a caller without such a limit."""
     may_prioritize: bool
     """Whether its requests may set `priority`."""
-    sees_all: bool = True
-    """Whether statistics show it all tenants; else only what its own requests explain."""
+    is_operator: bool = True
+    """Whether it may see statistics, which show all tenants."""
 
 
 def trusted(tenant: str) -> Client:
@@ -43,8 +43,8 @@ class Keys:
         operators: Collection[str] = (),
     ) -> None:
         """`api_keys`: the key of each tenant. If empty, no key is required, and each address is a
-        tenant. `priority_for`: the tenants that may set `priority`. `operators`: those that see
-        all tenants."""
+        tenant. `priority_for`: the tenants that may set `priority`. `operators`: those that may
+        see statistics."""
         self._tenants = {key.encode(): tenant for tenant, key in api_keys.items()}
         self._priority_for = frozenset(priority_for)
         self._operators = frozenset(operators)
@@ -58,7 +58,7 @@ class Keys:
             tenant,
             tenant,
             may_prioritize=not self._priority_for.isdisjoint(named),
-            sees_all=not self._tenants or not self._operators.isdisjoint(named),
+            is_operator=not self._tenants or not self._operators.isdisjoint(named),
         )
 
     def _tenant(self, authorization: str) -> str:
@@ -99,10 +99,6 @@ class Shares:
                 f"{held}, and this request needs {choices}; try again later",
             )
         self._held[client.share_of] += choices
-
-    def held(self, client: Client) -> int:
-        """The places that the client holds."""
-        return 0 if client.share_of is None else self._held[client.share_of]
 
     def _share(self, replicas: int) -> int:
         return max(1, int(self._client_share * self._places_per_replica * max(1, replicas)))

@@ -9,7 +9,6 @@ import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -87,7 +86,7 @@ class GrpcServer:
         warned = False
         while True:
             try:
-                self._bind(address)
+                self._server.add_insecure_port(address)
                 break
             except RuntimeError as error:
                 if not warned:
@@ -100,14 +99,6 @@ class GrpcServer:
     async def stop(self, drain_s: float) -> None:
         """Takes no further calls, and ends those that have not ended by themselves in time."""
         await self._server.stop(drain_s)
-
-    def _bind(self, address: str) -> None:
-        certificate, key = self._config.tls_certificate, self._config.tls_key
-        if certificate is None or key is None:
-            self._server.add_insecure_port(address)
-            return
-        pair = (Path(key).read_bytes(), Path(certificate).read_bytes())
-        self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
 
     async def _check(
         self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext

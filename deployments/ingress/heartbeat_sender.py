@@ -9,7 +9,7 @@ it.
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextvars import Context
 
 from ray.serve.handle import DeploymentHandle
@@ -30,8 +30,16 @@ class HeartbeatSender:
     """One loop for all streams of the ingress. Must be constructed on the event loop that it runs
     on."""
 
-    def __init__(self, ingress: str, replicas: DeploymentHandle, limits: LimitsConfig) -> None:
+    def __init__(
+        self,
+        ingress: str,
+        replicas: DeploymentHandle,
+        limits: LimitsConfig,
+        on_lost: Callable[[], None],
+    ) -> None:
+        """`on_lost`: called for each replica that is lost: died or hung."""
         self._ingress = ingress
+        self._on_lost = on_lost
         self._replicas = replicas
         # A replica pauses a stream whose client is, as far as it knows, `unread_tokens` behind. So
         # progress is reported well before that.
@@ -56,11 +64,6 @@ class HeartbeatSender:
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run(), context=self._context)
 
-    @property
-    def streams(self) -> int:
-        """How many streams the ingress has."""
-        return len(self._failover_streams)
-
     def close(self) -> None:
         self._task.cancel()
 
@@ -80,10 +83,6 @@ class HeartbeatSender:
         """None: the request router has not been reached."""
         if names:
             self.replicas = frozenset(names)
-
-    def has_failed(self, replica: str) -> bool:
-        """Whether it was silent for too long, or its last heartbeat failed."""
-        return replica in self._failed
 
     def probe(self, replica: str) -> None:
         """Sends a heartbeat to a replica that has not answered a call; if it does not answer this
@@ -153,6 +152,8 @@ class HeartbeatSender:
                 failover_stream.give_up_replica()
 
     def _note_failure(self, replica: str) -> None:
+        if replica not in self._failed:
+            self._on_lost()
         self._failed[replica] = None
         if len(self._failed) > _FAILED:
             self._failed.popitem(last=False)

@@ -10,7 +10,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -36,17 +35,16 @@ from deployments.ingress.requests.completions import (
     CompletionRequest,
     GenerationRequest,
 )
-from deployments.ingress.requests.fields import REQUEST_ID
-from deployments.ingress.requests.tokenization import DetokenizeRequest, TokenizeRequest
 from deployments.ingress.responses_api.request import ResponsesRequest
 from deployments.ingress.responses_api.service import ResponsesApi
 from deployments.ingress.watching import CONTENT_TYPE, LiveView, Seconds
 from deployments.proxy import TAKEN_OUT
 from engine.errors import InvalidRequest
 
-PATHS_WITHOUT_KEY: tuple[str, ...] = ("/health", "/ping", "/version")
-_POLLED = ("/load", "/metrics", "/spindle/live")
+PATHS_WITHOUT_KEY: tuple[str, ...] = ("/health", "/version")
+_POLLED = ("/metrics", "/spindle/live")
 _REQUEST_ID_HEADER = "X-Request-Id"
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _LOG = logging.getLogger("spindle")
 _JSON = re.compile(r"\s*application/([\w.+-]+\+)?json\s*(;|$)", re.IGNORECASE)
 """What FastAPI reads as JSON, by its `content-type`."""
@@ -63,34 +61,19 @@ def make_http(api: Api) -> FastAPI:
     )
     http.router.route_class = route_reading(api.reader, _is_json)
     http.state.request_log = api.log
-    open_paths = (*PATHS_WITHOUT_KEY, *RESPONSES)
-    if api.config.metrics_without_key:
-        open_paths = (*open_paths, "/metrics")
-    limit = api.config.limits.max_body_bytes
     http.add_middleware(
         Gate,
         keys=api.keys,
         hosts=Hosts(api.config.allowed_hosts, bool(api.config.api_keys)),
-        max_body_bytes=limit,
-        open_paths=open_paths,
+        max_body_bytes=api.config.limits.max_body_bytes,
+        open_paths=(*PATHS_WITHOUT_KEY, *RESPONSES),
         refuse=respond_with_error,
     )
     http.add_middleware(DefectBoundary)
-    if api.config.cors_origins:
-        # Outside of Gate: a browser asks without a key whether it may send one.
-        http.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(api.config.cors_origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=[HEADER, _REQUEST_ID_HEADER, "Retry-After"],
-        )
     for kind in (ApiError, InvalidRequest, RequestValidationError, HTTPException):
         http.add_exception_handler(kind, respond_with_error)
 
     @http.get("/health")
-    @http.get("/ping")
-    @http.post("/ping")
     async def health() -> Body:
         """200 when any replica would serve at once, else 503. `drafters_down`: how many drafters of
         it are lost or still being loaded, which its requests do without."""
@@ -98,18 +81,14 @@ def make_http(api: Api) -> FastAPI:
 
     @http.get("/metrics", response_class=PlainTextResponse)
     async def metrics(request: Request) -> Response:
-        """Spindle's metrics as Prometheus reads them; for a tenant that is no operator, its own."""
-        return Response(await api.metrics_text(request.state.client), media_type=CONTENT_TYPE)
-
-    @http.get("/load")
-    async def load(request: Request) -> Body:
-        """The choices that are being served; for a tenant that is no operator, its own."""
-        return api.load(request.state.client)
+        """Spindle's metrics as Prometheus reads them; for operators."""
+        if not request.state.client.is_operator:
+            raise ApiError(403, "metrics show all tenants; name yours in `operators` of the config")
+        return Response(await api.metrics_text(), media_type=CONTENT_TYPE)
 
     @http.get("/spindle/live")
     async def live(request: Request, seconds: Seconds = 5.0) -> LiveView:
-        """The numbers of the last seconds, of the kind that the playground shows; for a tenant that
-        is no operator, of its own requests."""
+        """What the playground shows of the config and, for operators, of the last seconds."""
         return await api.live(seconds, request.state.client)
 
     @http.get("/version")
@@ -126,18 +105,6 @@ def make_http(api: Api) -> FastAPI:
     async def model(name: str) -> Body:
         """The model of this name."""
         return await api.model(name)
-
-    @http.post("/tokenize")
-    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-        """Encodes a text or messages."""
-        headers = _ignored(api, request)
-        return await _json(await api.tokenize(body, request.state.client), headers)
-
-    @http.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
-        """Decodes tokens."""
-        headers = _ignored(api, request)
-        return await _json(await api.detokenize(body, request.state.client), headers)
 
     @http.post("/v1/completions")
     async def complete(body: CompletionRequest, request: Request) -> Response:
@@ -203,7 +170,7 @@ def _ignored(api: Api, request: Request) -> dict[str, str]:
 def _request_id(request: Request) -> str | None:
     """None if there is none, or none that a response's id can have."""
     given = request.headers.get(_REQUEST_ID_HEADER, "")
-    return given if re.fullmatch(REQUEST_ID, given) else None
+    return given if _REQUEST_ID.fullmatch(given) else None
 
 
 def _is_json(request: Request) -> bool:

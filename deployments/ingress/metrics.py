@@ -12,12 +12,10 @@ from deployments.ingress.answers.choices import Answer
 from deployments.ingress.errors import ApiError
 from deployments.metrics import (
     INGRESS_COUNTERS,
-    LOST,
     MOST_TENANTS,
     OF_INGRESS,
     OTHER,
     STATUSES,
-    STOPPED,
 )
 from deployments.series import Family, Series
 
@@ -36,7 +34,6 @@ class IngressMetrics:
             "status": STATUSES,
             "tenant": shown,
             "kind": ("prompt", "output"),
-            "reason": (LOST, STOPPED),
         }
         for metric in INGRESS_COUNTERS:
             for labels in product(*(values[label] for label in metric.labels)):
@@ -61,23 +58,11 @@ class IngressMetrics:
     def resubmitted(self, choices: int) -> None:
         self._count("resubmissions", choices)
 
-    def replicas_started(self, number: int) -> None:
-        self._count("replicas_started", number)
-
-    def replica_left(self, reason: str) -> None:
-        self._count("replicas_left", 1, reason)
+    def replica_lost(self) -> None:
+        self._count("replicas_lost", 1)
 
     def families(self) -> list[Family]:
         return self._series.families()
-
-    def families_of(self, tenant: str) -> list[Family]:
-        """The series of this tenant alone; none if it is counted together with others."""
-        if not self._tenants.get(tenant) == tenant != OTHER:
-            return []
-        families = self.families()
-        for family in families:
-            family.samples = [one for one in family.samples if one.labels.get("tenant") == tenant]
-        return [family for family in families if family.samples]
 
     async def keep_exported(self) -> None:
         while True:
@@ -147,8 +132,7 @@ class RequestLog:
         self._metrics.responded(fields)
         fields["reason"] = fields["reason"][:_MOST_REASON]
         text = " ".join(f"{name}={_plain(value)}" for name, value in fields.items())
-        # With `log_format: json` the fields are an object of their own.
-        _LOG.info("request ended: %s", text, extra={"spindle": fields})
+        _LOG.info("request ended: %s", text)
 
 
 def _end(answer: Answer) -> tuple[int, str, str]:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from deployments.ingress.errors import ApiError
 from deployments.ingress.requests.completions import ChatRequest, kind_of
-from deployments.ingress.requests.fields import Fields, TemplateFields
+from deployments.ingress.requests.fields import Fields
 from deployments.ingress.requests.json_bounds import TooManyValues, json_length, parsed
 from deployments.ingress.responses_api.request import ResponsesRequest
 from deployments.ingress.tokenizer import Tokens
@@ -35,7 +35,7 @@ def ignored_fields(request: Fields, tokens: Tokens) -> list[str]:
     """The names of fields without effect; those of inner objects have their path, without the
     indexes of lists."""
     names = dict.fromkeys(_walk(request, ""))
-    if isinstance(request, TemplateFields):
+    if isinstance(request, ChatRequest):
         used = tokens.used_variables(request.chat_template_kwargs)
         unused = [name for name in request.chat_template_kwargs if name not in used]
         names |= dict.fromkeys(f"chat_template_kwargs.{name}" for name in unused)
@@ -67,17 +67,15 @@ def shown(names: Sequence[str]) -> str:
 class IgnoredFields:
     """What happens to requests that have fields without effect."""
 
-    def __init__(self, strict: bool) -> None:
-        """`strict`: refuse every such request."""
-        self._strict = strict
+    def __init__(self) -> None:
         self._logged: set[str] = set()
 
     def check(self, names: Sequence[str], strict: bool = False) -> None:
         """`names`: of a request's fields without effect. Logs each once; raises ApiError 400
         instead if `strict`."""
-        if names and (strict or self._strict):
+        if names and strict:
             name = shown(names[:1])
-            problem = "has no effect here; leave it out, or switch strict fields off"
+            problem = f"has no effect here; leave it out, or send no `{STRICT_HEADER}`"
             raise ApiError(400, f"{name}: {problem}", names[0].partition(".")[0][:_MAX_NAME])
         for name in map(shown, ([name] for name in names[:_MAX_NAMES])):
             if name not in self._logged and len(self._logged) < _MAX_LOGGED:

@@ -1,19 +1,15 @@
-"""What the ingress asks replicas besides requests: whether any can serve, and why one has gone."""
+"""What the ingress asks replicas besides requests: above all whether any can serve."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable
-from functools import partial
 from typing import TypeVar
 
 from ray.serve.handle import DeploymentHandle
 
 from deployments.ingress.errors import ApiError
 from deployments.ingress.heartbeat_sender import HeartbeatSender
-from deployments.ingress.metrics import IngressMetrics
 from deployments.messages import Routed
-from deployments.metrics import LOST, STOPPED
-from deployments.ray_internals import was_stopped
 from engine.request import TargetLimits
 
 _LOG = logging.getLogger(__name__)
@@ -94,38 +90,3 @@ class Readiness:
             tuple(target["stop_token_ids"]),
             follows_grammars=target["follows_grammars"],
         )
-
-
-class Departures:
-    def __init__(self, metrics: IngressMetrics, heartbeats: HeartbeatSender) -> None:
-        self._metrics = metrics
-        self._heartbeats = heartbeats
-        self._shown: frozenset[str] = frozenset()
-
-    def show(self) -> None:
-        """Counts what has changed since the last call."""
-        present = self._heartbeats.replicas
-        if not present:  # not known yet
-            return
-        left = self._shown - present
-        self._metrics.replicas_started(len(present - self._shown))
-        self._shown = present
-        for name in left:
-            self._count(name)
-
-    def _count(self, name: str) -> None:
-        if self._heartbeats.has_failed(name):
-            self._add(name, LOST)
-            return
-        # In a thread, because Ray answers from another process. An asyncio task would be cancelled
-        # together with the request in which it was started.
-        asking = asyncio.get_running_loop().run_in_executor(None, was_stopped, name)
-        asking.add_done_callback(partial(self._add_answer, name))
-
-    def _add_answer(self, name: str, asking: "asyncio.Future[bool]") -> None:
-        failed = asking.cancelled() or asking.exception() is not None
-        self._add(name, STOPPED if not failed and asking.result() else LOST)
-
-    def _add(self, name: str, reason: str) -> None:
-        _LOG.info("replica %s takes no calls any more: %s", name, reason)
-        self._metrics.replica_left(reason)

@@ -45,11 +45,6 @@ class Tokens:
         template = str(self._tokenizer.chat_template)
         self._template_words = frozenset(re.findall(r"\w+", template))
 
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer itself, for vLLM's parsers."""
-        return self._tokenizer
-
     def __len__(self) -> int:
         return len(self._tokenizer)
 
@@ -69,22 +64,14 @@ class Tokens:
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     def most_characters(self, tokens: int) -> int:
-        """A text with more characters has more than so many tokens."""
-        return tokens * self._longest_token
-
-    async def encode(
-        self, text: str, add_special_tokens: bool = True, client: str = ""
-    ) -> list[int]:
-        return (await self.encode_all([text], add_special_tokens, client))[0]
+        """A text with more characters has more than so many tokens, or is too long to encode."""
+        return min(tokens * self._longest_token, MAX_CHARACTERS)
 
     async def encode_all(
         self, texts: Sequence[str], add_special_tokens: bool = True, client: str = ""
     ) -> list[list[int]]:
         """Encodes the texts together in a thread, so that the event loop can go on serving
         streams. `client`: whose turn it takes."""
-
-        if max(map(len, texts)) > MAX_CHARACTERS:
-            raise _too_long("prompt")
 
         def encode() -> list[list[int]]:
             return [
@@ -134,7 +121,8 @@ class Tokens:
                 problem = str(error)[:_MAX_ERROR]
                 raise InvalidRequest("messages", f"the chat template refused: {problem}") from error
             if len(text) > MAX_CHARACTERS:
-                raise _too_long("messages")
+                problem = f"are longer than {MAX_CHARACTERS} characters; send less at once"
+                raise InvalidRequest("messages", problem)
             return self._encode_group([text], add_special_tokens=False)[0]
 
         return await self.in_turn(encode, size, client)
@@ -168,10 +156,6 @@ class Tokens:
             self._tokenizer.apply_chat_template(messages, tools=given, tokenize=False, **options)
         )
 
-    def vocabulary_entries(self, tokens: Sequence[int]) -> list[str]:
-        """The tokens as the vocabulary spells them."""
-        return [str(one) for one in self._tokenizer.convert_ids_to_tokens(list(tokens))]
-
     def spelling(self, token: int) -> tuple[str, list[int] | None]:
         """One token's text and bytes, as listed among log-probabilities. Bytes that are not valid
         text by themselves are spelled out, as in OpenAI's API."""
@@ -194,19 +178,6 @@ class Tokens:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw
 
 
-def tokens_of_bad_words(tokens: Tokens, words: Sequence[str]) -> list[tuple[int, ...]]:
-    """How the tokenizer writes each word at the beginning of a text and after a space. Takes
-    milliseconds for a thousand words."""
-    sequences: dict[tuple[int, ...], None] = {}
-    for word in dict.fromkeys(word.strip() for word in words):
-        for text in (word, f" {word}"):
-            ids = tokens.encode_blocking(text, add_special_tokens=False)
-            if not word or not ids:
-                raise InvalidRequest("bad_words", "one of them has no token; leave it out")
-            sequences[tuple(ids)] = None
-    return list(sequences)
-
-
 def _groups(texts: Sequence[str]) -> Iterator[list[str]]:
     """The texts in their order, so many at once that it takes no longer than one of the longest."""
     group: list[str] = []
@@ -216,7 +187,3 @@ def _groups(texts: Sequence[str]) -> Iterator[list[str]]:
             group = []
         group.append(text)
     yield group
-
-
-def _too_long(field: str) -> InvalidRequest:
-    return InvalidRequest(field, f"is longer than {MAX_CHARACTERS} characters; send less at once")

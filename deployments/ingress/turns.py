@@ -1,22 +1,17 @@
 """Work in threads for which clients take turns, so that none delays others by asking for much."""
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
-
-from deployments.ingress.errors import ApiError
 
 T = TypeVar("T")
 
 AT_ONCE = 4
 """Pieces of short work of one client that have a thread or wait for one; its others wait."""
 _THREADS = 8
-MOST_WAITING = 8
-"""Calls of one client that wait for the end of a pause."""
 
 
 class Turns:
@@ -52,34 +47,6 @@ class Turns:
 
         running.add_done_callback(give_back)
         return await asyncio.wrap_future(running)
-
-
-class Pauses:
-    """Lets each client do something once at a time, and again after a pause."""
-
-    def __init__(self, pause_s: float) -> None:
-        self._pause_s = pause_s
-        self._waiting: Counter[str] = Counter()
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """Those of clients that do it, wait for it or pause; others are forgotten."""
-
-    @asynccontextmanager
-    async def turn(self, client: str) -> AsyncIterator[None]:
-        """Raises ApiError 429 if too many calls of the client wait for theirs."""
-        if self._waiting[client] >= MOST_WAITING:
-            raise ApiError(429, f"{MOST_WAITING} of your calls of this path wait; try again later")
-        lock = self._locks.setdefault(client, asyncio.Lock())
-        self._waiting[client] += 1
-        try:
-            await lock.acquire()
-        finally:
-            self._waiting[client] -= 1
-            if not self._waiting[client]:
-                del self._waiting[client]
-        try:
-            yield
-        finally:
-            asyncio.get_running_loop().call_later(self._pause_s, lock.release)
 
 
 class _ClientTurns:

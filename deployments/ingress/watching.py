@@ -59,7 +59,7 @@ class LiveView(BaseModel):
     slo_classes: dict[str, SloTargets]
     """The config's, by name."""
     replicas: list[ReplicaNumbers]
-    """Those that have answered in time."""
+    """Those that have answered in time; none for a tenant that is no operator."""
 
 
 async def live(
@@ -67,12 +67,8 @@ async def live(
     replicas: DeploymentHandle,
     names: Collection[str],
     seconds: float,
-    tenant: str | None,
 ) -> LiveView:
-    """`tenant`: only what its own requests explain; None: everything."""
-    queries: list[LiveQuery] = [
-        {"replica": name, "seconds": seconds, "tenant": tenant} for name in sorted(names)
-    ]
+    queries: list[LiveQuery] = [{"replica": name, "seconds": seconds} for name in sorted(names)]
     calls = [answer_of(query["replica"], replicas.live.remote(query)) for query in queries]
     numbers: list[ReplicaNumbers | None] = await asyncio.gather(*calls)
     classes = config.slo_classes.items()

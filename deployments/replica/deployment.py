@@ -83,12 +83,6 @@ class Replica:
         self._metrics = Metrics(self._name, drafters, slo_classes)
         self._metrics.set_down(service.coordinator.lanes_down)
         service.add_observer(self._observe)
-        if self._config.tracing is not None:
-            from deployments.replica.spans import RequestSpans
-
-            now, model = asyncio.get_running_loop().time(), self._config.served_name
-            spans = RequestSpans(self._config.tracing, model, self._name, now)
-            service.add_observer(spans.observe)
         self._live = LiveNumbers(self._name, service.lanes)
         service.add_observer(self._live.observe)
         self._pooling = asyncio.create_task(service.pool(self._name, exchange))
@@ -163,17 +157,13 @@ class Replica:
                 self._service.coordinator.cancel(self._streams[name].request)
 
     async def describe(self, _routed: Routed) -> dict[str, Any]:
-        """What an ingress needs to check requests, and the drafters that can be chosen."""
+        """What an ingress needs to check requests."""
         limits = self._service.limits
-        lanes = self._service.lanes
         return {
-            "model": self._config.served_name,
             "max_context": limits.max_context,
             "vocab_size": limits.vocab_size,
             "stop_token_ids": list(limits.stop_token_ids),
             "follows_grammars": limits.follows_grammars,
-            "lanes": [lane.name for lane in lanes],
-            "drafters": list(dict.fromkeys(lane.drafter for lane in lanes)),
             "down": self._service.coordinator.lanes_down,
         }
 
@@ -206,9 +196,8 @@ class Replica:
         """The numbers of its last seconds; None if the call was for a replica that is gone."""
         if query["replica"] != self._name:
             return None
-        now, tenant = asyncio.get_running_loop().time(), query["tenant"]
-        attainment = self._signals.attainment if tenant is None else None
-        return self._live.read(query["seconds"], now, self._load(tenant), attainment, tenant)
+        now = asyncio.get_running_loop().time()
+        return self._live.read(query["seconds"], now, self._load(), self._signals.attainment)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve's autoscaler (deployments/scaling.py)."""
@@ -261,10 +250,6 @@ class Replica:
         load = self._load()
         self._metrics.set_load(load["running"], load["waiting"])
 
-    def _load(self, tenant: str | None = None) -> dict[str, float]:
-        served = [
-            stream.statistics
-            for stream in self._streams.values()
-            if tenant in (None, self._live.tenant_of(stream.request))
-        ]
+    def _load(self) -> dict[str, float]:
+        served = [stream.statistics for stream in self._streams.values()]
         return self._signals.read(served, asyncio.get_running_loop().time())

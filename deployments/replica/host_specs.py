@@ -12,6 +12,7 @@ from actors.hosts.fleet import Fleet, start_fleet
 from actors.hosts.spawn import Group
 from actors.hosts.specs import DrafterSpec, TargetSpec
 from cluster.cache import cache_dir
+from cluster.checkpoints import eagle3_shape
 from cluster.config import AppConfig
 from cluster.config.drafter_kinds import drafter_kind
 from cluster.placement import Placement, plan
@@ -71,12 +72,20 @@ def target_spec(config: AppConfig, placement: Placement) -> TargetSpec:
         backend=target.backend,
         engine_args=target.engine_args,
         tensor_parallel=target.tensor_parallel,
+        feature_layers=_feature_layers(config),
         placement=target.placement,
         gpus=target.gpus,
         cpus=target.cpus,
         threads=target.threads,
         bundles=() if placement.target is None else (placement.target,),
     )
+
+
+def _feature_layers(config: AppConfig) -> tuple[int, ...]:
+    own = config.target.architecture().num_hidden_layers
+    heads = [one.header_path() for one in config.drafters if drafter_kind(one.kind).reads_features]
+    shapes = [eagle3_shape(head, own) for head in heads if head is not None]
+    return tuple(sorted({layer for shape in shapes for layer in shape.aux_layers}))
 
 
 def drafter_specs(config: AppConfig, placement: Placement) -> list[DrafterSpec]:

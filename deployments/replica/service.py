@@ -13,7 +13,7 @@ from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Policies
 from actors.hosts.fleet import Fleet
 from actors.hosts.protocol import HostLost
-from actors.router.replica_side import Exchange, Pooling, learners_of
+from actors.router.replica_side import Exchange, Pooling
 from cluster.config import AppConfig, PoliciesConfig
 from deployments.replica.compile_queue import CompileQueue
 from deployments.replica.host_specs import limits_of
@@ -21,7 +21,6 @@ from engine.request import TargetLimits
 from engine.sampling.params import SamplingParams
 from policies.catalogue import fair, make_schedule, make_selection, make_speculation
 from policies.estimates.output_lengths import LearnedLengths
-from policies.pooling import Pooled
 from policies.protocols import Schedule
 from policies.request import LaneView
 from policies.scheduling.self_ranked import SelfRanked
@@ -115,10 +114,8 @@ class Service:
 
     async def pool(self, replica: str, exchange: Exchange) -> None:
         """Exchanges estimates, and what is known of models, with the other replicas, forever."""
-        await Pooling(replica, exchange, self._learners, facts=self._fleet.facts).run()
-
-    def _learners(self) -> dict[str, Pooled]:
-        return learners_of(self._policies, self._estimates.acceptance)
+        learners = {"acceptance": self._estimates.acceptance}
+        await Pooling(replica, exchange, learners, facts=self._fleet.facts).run()
 
     @property
     def limits(self) -> TargetLimits:

@@ -44,7 +44,7 @@ class DraftJob:
                 self.start.seed,
                 position,
                 self.start.prompt_len,
-                committed[:position] if params.reads_history else committed,
+                committed[:position] if params.has_penalties else committed,
             )
             for position in range(first + 1, first + 1 + count)
         ]

@@ -10,9 +10,6 @@ from policies.ranges import (
     BIAS,
     DRAWN_SEED_BITS,
     LOGPROBS,
-    MAX_ALLOWED_TOKENS,
-    MAX_BAD_WORD_TOKENS,
-    MAX_BAD_WORDS,
     MAX_BIASES,
     MAX_STOP_TOKENS,
     SAMPLING_INTEGERS,
@@ -41,11 +38,6 @@ class SamplingParams:
     """Each of these ends the output, as its last token; the model's own are added at admission."""
     ignore_eos: bool = False
     """Do not add the model's own stop tokens."""
-    allowed_token_ids: tuple[int, ...] | None = None
-    """The only tokens that can be chosen; None: all."""
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    """Token sequences that the output does not contain: after all tokens of one but the last, the
-    last one cannot be chosen."""
     logprobs: int | None = None
     """How many alternatives to report beside each chosen token's log-probability."""
     prompt_logprobs: int | None = None
@@ -61,15 +53,6 @@ class SamplingParams:
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
         )
-
-    @property
-    def forbids_tokens(self) -> bool:
-        return self.allowed_token_ids is not None or bool(self.bad_words)
-
-    @property
-    def reads_history(self) -> bool:
-        """Whether the choice of a token depends on the tokens before it, beside the logits."""
-        return self.has_penalties or bool(self.bad_words)
 
 
 def validate_params(params: SamplingParams, vocab_size: int) -> None:
@@ -88,27 +71,6 @@ def validate_params(params: SamplingParams, vocab_size: int) -> None:
     _validate_tokens("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKENS, vocab_size)
     if params.grammar is not None:
         check_length(params.grammar)
-        if params.forbids_tokens:
-            field = "bad_words" if params.bad_words else "allowed_token_ids"
-            raise InvalidRequest(
-                field,
-                "cannot be combined with a structured output, which could be left without any "
-                "token; leave one of them out",
-            )
-    if params.allowed_token_ids is not None:
-        if not params.allowed_token_ids:
-            raise InvalidRequest("allowed_token_ids", "is empty; name at least one token")
-        _validate_tokens(
-            "allowed_token_ids", params.allowed_token_ids, MAX_ALLOWED_TOKENS, vocab_size
-        )
-    if len(params.bad_words) > MAX_BAD_WORDS:
-        raise InvalidRequest(
-            "bad_words", f"{len(params.bad_words)} token sequences; at most {MAX_BAD_WORDS}"
-        )
-    for word in params.bad_words:
-        if not word:
-            raise InvalidRequest("bad_words", "one of them has no token")
-        _validate_tokens("bad_words", word, MAX_BAD_WORD_TOKENS, vocab_size)
     for token, bias in params.logit_bias.items():
         if not (isinstance(bias, Real) and BIAS.holds(bias)):
             raise InvalidRequest("logit_bias", f"bias of token {token} must be in {BIAS}")

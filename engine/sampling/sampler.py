@@ -1,8 +1,8 @@
 """Drafter-invariant sampling: a token is a function of logits, parameters, seed and position.
 
-Transforms are applied in vLLM's order: grammar, allowed tokens and bad words, logit bias,
-min_tokens, penalties, temperature, min-p, top-k, top-p; then Gumbel noise and argmax, ties to the
-lowest id. Target and drafters apply the same ones, and a draft token is accepted exactly when it is
+Transforms are applied in vLLM's order: grammar, logit bias, min_tokens, penalties, temperature,
+min-p, top-k, top-p; then Gumbel noise and argmax, ties to the lowest id. Target and drafters apply
+the same ones, and a draft token is accepted exactly when it is
 the target's own (docs/architecture.md, "Drafter-invariant sampling").
 """
 
@@ -48,7 +48,6 @@ class Row:
         params = self.params
         return (
             self.allowed is not None
-            or params.forbids_tokens
             or bool(params.logit_bias)
             or params.has_penalties
             or self.forbids_stops
@@ -102,21 +101,16 @@ def logprobs(logits_row: Tensor, token: int, top_n: int) -> TokenLogprobs:
 def logprobs_of_rows(
     logits: Tensor, tokens: Sequence[int], top_n: int
 ) -> tuple[TokenLogprobs, ...]:
-    """Like `logprobs`, for one token per row of `logits`, with ranks: faster for many rows, slower
-    for one."""
+    """Like `logprobs`, for one token per row of `logits`: faster for many rows, slower for one."""
     listed: list[TokenLogprobs] = []
     for first in range(0, len(tokens), _LISTED_ROWS):
         scores = torch.log_softmax(logits[first : first + _LISTED_ROWS].float(), -1)
         chosen = torch.tensor(tokens[first : first + _LISTED_ROWS], device=scores.device)[:, None]
-        own = scores.gather(-1, chosen)
-        ranks = (scores >= own).sum(-1).tolist()
-        best = scores.topk(top_n)
-        rows = zip(
-            own[:, 0].tolist(), best.indices.tolist(), best.values.tolist(), ranks, strict=True
-        )
+        own, best = scores.gather(-1, chosen)[:, 0], scores.topk(top_n)
+        rows = zip(own.tolist(), best.indices.tolist(), best.values.tolist(), strict=True)
         listed += [
-            TokenLogprobs(value, tuple(zip(ids, values, strict=True)), rank)
-            for value, ids, values, rank in rows
+            TokenLogprobs(value, tuple(zip(ids, values, strict=True)))
+            for value, ids, values in rows
         ]
     return tuple(listed)
 
@@ -165,21 +159,16 @@ def row_params(rows: Sequence[Row]) -> RowParams:
 
 
 def adjust(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """fp32 logits after grammar, forbidden tokens, bias, min_tokens and penalties; the argument is
-    not changed."""
+    """fp32 logits after grammar, bias, min_tokens and penalties; the argument is not changed."""
     adjusted = logits.float()
     constrained = [(i, row) for i, row in enumerate(rows) if row.allowed is not None]
-    restricted = [(i, row) for i, row in enumerate(rows) if row.params.forbids_tokens]
     biased = [(i, row) for i, row in enumerate(rows) if row.params.logit_bias]
     unstoppable = [(i, row) for i, row in enumerate(rows) if row.forbids_stops]
     penalised = [(i, row) for i, row in enumerate(rows) if row.params.has_penalties]
-    if (constrained or restricted or biased or unstoppable or penalised) and adjusted is logits:
+    if (constrained or biased or unstoppable or penalised) and adjusted is logits:
         adjusted = logits.clone()
     if constrained:
         _allow_only(adjusted, constrained)
-    if restricted:
-        _keep_allowed(adjusted, restricted)
-        _forbid_bad_words(adjusted, restricted)
     if biased:
         _add_bias(adjusted, biased)
     if unstoppable:
@@ -199,38 +188,6 @@ def _allow_only(logits: Tensor, rows: NumberedRows) -> None:
         allow_only(logits.numpy(), places, words)
     else:
         allow_only_torch(logits, places, words)
-
-
-def _keep_allowed(logits: Tensor, rows: NumberedRows) -> None:
-    # The nodes of a tree share their parameters.
-    rows_of: dict[int, list[int]] = {}
-    lists = {id(row.params.allowed_token_ids): row.params.allowed_token_ids for _, row in rows}
-    for i, row in rows:
-        rows_of.setdefault(id(row.params.allowed_token_ids), []).append(i)
-    for key, allowed in lists.items():
-        if allowed is not None:
-            at = torch.tensor(rows_of[key], device=logits.device)
-            ids = torch.tensor(allowed, device=logits.device)
-            kept = logits[at[:, None], ids]
-            logits[at] = -torch.inf
-            logits[at[:, None], ids] = kept
-
-
-def _forbid_bad_words(logits: Tensor, rows: NumberedRows) -> None:
-    logits[_places(logits, [(i, _ends_of_bad_words(row)) for i, row in rows])] = -torch.inf
-
-
-def _ends_of_bad_words(row: Row) -> list[int]:
-    """The tokens that would complete a bad word after the row's output, as in vLLM."""
-    words = row.params.bad_words
-    longest = max(map(len, words), default=1) - 1
-    first = max(row.prompt_len, len(row.history) - longest)
-    output = (*row.history[first:], *row.path) if longest else ()
-    return [
-        word[-1]
-        for word in words
-        if len(word) <= len(output) + 1 and output[len(output) - len(word) + 1 :] == word[:-1]
-    ]
 
 
 def _add_bias(logits: Tensor, rows: NumberedRows) -> None:

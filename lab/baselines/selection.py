@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.pooling import Statistics
 from policies.protocols import RoundContext
 from policies.request import LaneView, RequestView, RoundOutcome
 from policies.selection.lane_capacity import LaneCapacity, unmatched_values
@@ -69,8 +68,6 @@ class SpinEpsilonGreedyParams:
 class EpsilonGreedy:
     """In each slot of a request a random lane, or the one with the best mean goodput so far."""
 
-    pool_name = "epsilon_greedy"
-
     def __init__(
         self,
         params: EpsilonGreedyParams | SpinEpsilonGreedyParams = EpsilonGreedyParams(),
@@ -122,12 +119,6 @@ class EpsilonGreedy:
         self._goodput.forget(request)
         self._mapping.pop(request, None)
         self._due.discard(request)
-
-    def export(self) -> Statistics:
-        return self._goodput.export()
-
-    def pool(self, others: Statistics) -> None:
-        self._goodput.pool(others)
 
     def _decide(self, lanes: Sequence[LaneView]) -> dict[str, str | None]:
         """Requests in the middle of a slot keep their lanes; then those that explore are assigned,

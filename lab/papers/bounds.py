@@ -18,7 +18,7 @@ _BOUND: Interval = (0.85, inf)
 _LOAD_METRICS = {"slo_attainment": "share", "goodput": "tokens/s", "longest_latency": "s"}
 _SCHEDULES = {
     "laps_sd": ("fig5", ("laps_sd", "lp_sjf", "las", "fcfs", "default")),
-    "self_scheduling": ("fig6", ("fcfs", "length_only", "by_length", "default")),
+    "self_scheduling": ("fig6", ("fcfs", "length_only", "default")),
 }
 _SRPT_AT: Mapping[str, Sequence[Scalar]] = {"requests": (10, 50), "rate": (16,)}
 """The part of an axis over which schedules are compared with the oracle, for the time that the

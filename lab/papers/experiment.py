@@ -236,5 +236,5 @@ def _predicted(
     params = TypeAdapter(SelfRankedParams).validate_python(arm.schedule.options if ranked else {})
     predicted = predict_lengths(requests, tau[params.form], cell.seed)
     answers = {r.name: r.predicted_tokens for r in predicted if r.predicted_tokens is not None}
-    least = 2 if ranked and params.rank == "batch" else 1
+    least = 2 if ranked else 1
     return with_prompts(requests, params.form, params.batch, params.timeout_s, least), answers

@@ -63,8 +63,6 @@ class Tables(NamedTuple):
 
 
 class AcceptanceEstimates:
-    pool_name = "acceptance"
-
     def __init__(self, lanes: Sequence[LaneView], free: Collection[str] = ()) -> None:
         """`free`: the lanes that draft at no cost."""
         self._drafters = list(dict.fromkeys(lane.drafter for lane in lanes))

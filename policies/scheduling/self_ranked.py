@@ -72,9 +72,6 @@ class RankQueue:
 class SelfRankedParams:
     form: Form = "length_only"
     """The prompt; the default is the paper's best."""
-    rank: Literal["batch", "length"] = "batch"
-    """`batch` (the paper's): ranks 1, 2, ... within each batch, compared across batches as they
-    are. `length`: the predicted tokens themselves, with `form: length_only`."""
     batch: int = MAX_BATCH
     """B: the requests ranked in one prompt."""
     timeout_s: float = 0.5
@@ -88,8 +85,6 @@ class SelfRankedParams:
     """The most promotions in one step."""
 
     def __post_init__(self) -> None:
-        if self.rank == "length" and self.form != "length_only":
-            raise ValueError(f"rank: length needs form: length_only, not {self.form}")
         if min(self.starvation_steps, self.quantum_steps, self.max_promotions) < 1:
             raise ValueError("starvation_steps, quantum_steps and max_promotions start at 1")
 
@@ -123,19 +118,19 @@ class SelfRanked:
     def due(self, now: float) -> RankBatch | None:
         """Lines 6-8: the next batch to rank. To be called until it returns None."""
         while (batch := self._queue.due(now)) is not None:
-            if len(batch.requests) == 1 and self._params.rank == "batch":
-                self._states[batch.requests[0]].rank = 1.0  # a batch of one needs no prompt
-                continue
-            return batch
+            if len(batch.requests) > 1:
+                return batch
+            self._states[batch.requests[0]].rank = 1.0  # a batch of one needs no prompt
         return None
 
     def answer(self, batch: RankBatch, values: Sequence[float | None]) -> None:
         """Lines 15-18, with the values that policies.scheduling.rank_answers parsed for the batch.
+        Ranks of different batches are compared as they are.
 
         Requests without a value get the median rank, and arrival decides among them; if no request
         has a value, all stay unranked, in the order of arrival.
         """
-        ranks = competition_ranks(values) if self._params.rank == "batch" else list(values)
+        ranks = competition_ranks(values)
         placed = [rank for rank in ranks if rank is not None]
         middle = median(placed) if placed else math.inf
         for request, rank in zip(batch.requests, ranks, strict=True):

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.pooling import Statistics
 from policies.protocols import RoundContext
 from policies.request import LaneView, RequestView, RoundOutcome
 from policies.selection.lane_capacity import LaneCapacity, unmatched_values
@@ -58,8 +57,6 @@ class _Epoch:
 
 
 class Lbss:
-    pool_name = "lbss"
-
     def __init__(self, params: LbssParams = LbssParams(), seed: int = 0) -> None:
         self._params = params
         self._rng = np.random.default_rng(seed)
@@ -121,12 +118,6 @@ class Lbss:
         self._epochs.pop(request, None)
         self._goodput.forget(request)
         self._mapping.pop(request, None)
-
-    def export(self) -> Statistics:
-        return self._goodput.export()
-
-    def pool(self, others: Statistics) -> None:
-        self._goodput.pool(others)
 
     def _explores(self, epoch: _Epoch) -> bool:
         return epoch.slot < self._params.alpha

@@ -137,9 +137,8 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
         ),
         ("priority_for: 'b'", {"api_keys": {"a": "k-secret"}, "priority_for": ["a", "b"]}),
         ("limits.client_share", {"limits": {"client_share": 0}}),
-        ("grpc: tls_certificate, tls_key", {"grpc": {"tls_key": "key.pem"}}),
         ("grpc.port", {"grpc": {"port": 0}}),
-        ("log_format", {"log_format": "xml"}),
+        ("log_format: there is no such field", {"log_format": "json"}),
     ],
 )
 def test_a_bad_config_names_its_field(field: str, args: dict[str, Any]) -> None:
@@ -322,7 +321,7 @@ def write_zoo_head(path: Path, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("message", "changes", "target"),
     [
-        ("hidden states .* vllm does not hand out; .* target.backend: native", {}, VLLM),
+        ("layer 0, .* vllm .*backend: native", {"eagle_aux_hidden_state_layer_ids": [0, 2]}, VLLM),
         ("layers 1, 2, 4 .* has 4 layers", {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]}, {}),
         ("hidden states of 65", {"target_hidden_size": 65}, {}),
         ("no EAGLE-3 head", {"speculators_model_type": "dflash"}, {}),
@@ -334,6 +333,12 @@ def test_a_head_that_does_not_fit_the_target_is_refused(
 ) -> None:
     head = write_zoo_head(tmp_path / "head", **changes)
     with pytest.raises(ValidationError, match=r"drafters\.0\.(kind|model): .*" + message):
+        AppConfig.model_validate({"target": target, "drafters": [head]})
+
+
+def test_a_head_may_draft_for_a_target_on_either_backend(tmp_path: Path) -> None:
+    head = write_zoo_head(tmp_path / "head")
+    for target in ({}, VLLM):
         AppConfig.model_validate({"target": target, "drafters": [head]})
 
 

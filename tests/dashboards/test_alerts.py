@@ -118,8 +118,8 @@ CASES = {
         TINY,
     ),
     "SpindleReplicasFlap": Case(
-        {'replicas_left_total{reason="lost"}': "0x40 1x5 2x5 3x20"},
-        {'replicas_left_total{reason="stopped"}': "0x40 1x5 2x5 3x20"},
+        {"replicas_lost_total": "0x40 1x5 2x5 3x20"},
+        {"replicas_lost_total": "0x40 1x5 2x25"},
     ),
     "SpindleMetricsMissing": Case(
         {"running": "1x60"}, {'forwards_total{replica="r"}': "0+1x60"}, {}

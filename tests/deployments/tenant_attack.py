@@ -1,14 +1,11 @@
-"""What one tenant can try, over HTTP or gRPC, to read what another has asked and been answered."""
+"""What one tenant can try to read what another has asked and been answered."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import grpc
 import requests
-from google.protobuf.wrappers_pb2 import StringValue
 
-from tests.deployments.served.application import GRPC_PORT
 from tests.deployments.serving import URL, eventually, is_idle, tokenizer
 
 KNOWN = 8
@@ -18,8 +15,6 @@ READ = 24
 _NOTES = " ".join(f"Row {number}: river {number * 7}, {number * 31} km." for number in range(30))
 SECRET = f"<|user|>{_NOTES} Now list 9 animals, then 7 cities.<|end|><|assistant|>"
 """Half of it fills a block of vLLM's prefix cache, which has 128 tokens on a CPU."""
-Call = Callable[[str, Mapping[str, Any]], list[dict[str, Any]]]
-"""(key, fields) → the chunks of a stream."""
 
 
 class Seen(NamedTuple):
@@ -35,7 +30,7 @@ class Seen(NamedTuple):
     """Tokens of the prompts that came from the prefix cache."""
 
 
-def over_http(key: str, fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+def chunks_of(key: str, fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     headers = {"Authorization": f"Bearer {key}"}
     answer = requests.post(f"{URL}/v1/completions", json=fields, headers=headers, timeout=60)
     assert answer.ok, answer.text
@@ -43,17 +38,7 @@ def over_http(key: str, fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
-def over_grpc(key: str, fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    with grpc.insecure_channel(f"127.0.0.1:{GRPC_PORT}") as channel:
-        call = channel.unary_stream(
-            "/spindle.Spindle/Stream", StringValue.SerializeToString, StringValue.FromString
-        )
-        metadata = [("authorization", f"Bearer {key}")]
-        message = StringValue(value=json.dumps(fields))
-        return [json.loads(one.value) for one in call(message, timeout=60, metadata=metadata)]
-
-
-def ask(call: Call, key: str, **fields: Any) -> list[dict[str, Any]]:
+def ask(key: str, **fields: Any) -> list[dict[str, Any]]:
     plain = {
         "model": "target",
         "stream": True,
@@ -62,7 +47,7 @@ def ask(call: Call, key: str, **fields: Any) -> list[dict[str, Any]]:
         "ignore_eos": True,
         "speculation": "suffix",
     }
-    chunks = call(key, {**plain, **fields})
+    chunks = chunks_of(key, {**plain, **fields})
     # Its output is a past output when all hosts have forgotten the request.
     eventually(is_idle, "nothing runs")
     assert not any("error" in chunk for chunk in chunks), chunks
@@ -78,13 +63,13 @@ def choices(chunks: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
         yield from chunk["choices"]
 
 
-def secret_answer(call: Call, key: str, seed: int, **fields: Any) -> list[int]:
+def secret_answer(key: str, seed: int, **fields: Any) -> list[int]:
     """An answer that stands nowhere else: hot, and from an unknown seed."""
     hot = {"temperature": 1.2, "max_tokens": KNOWN + READ + 8, "seed": seed}
-    return tokens_of(ask(call, key, prompt=SECRET, **hot, **fields))
+    return tokens_of(ask(key, prompt=SECRET, **hot, **fields))
 
 
-def attack(call: Call, key: str, answer: Sequence[int], **fields: Any) -> Seen:
+def attack(key: str, answer: Sequence[int], **fields: Any) -> Seen:
     """Reads on from the first tokens of an answer, and guesses its prompt; returns all it saw."""
     words, seen = list(answer[:KNOWN]), Seen([], [], [], [])
     while len(words) < KNOWN + READ:
@@ -97,7 +82,6 @@ def attack(call: Call, key: str, answer: Sequence[int], **fields: Any) -> Seen:
         known = words[: len(words) - back]
         prompt = before(known[-KNOWN:-1], known[-1]) or known[-2:-1]
         chunks = ask(
-            call,
             key,
             prompt=prompt,
             logit_bias={str(known[-1]): 100},
@@ -115,11 +99,11 @@ def attack(call: Call, key: str, answer: Sequence[int], **fields: Any) -> Seen:
     # Without a trace: is this in another's answer?
     for length in (KNOWN, KNOWN + READ // 2):
         prompt = list(answer[:length])
-        note(seen, ask(call, key, prompt=prompt, max_tokens=6, seed=1, **fields))
+        note(seen, ask(key, prompt=prompt, max_tokens=6, seed=1, **fields))
     # And this in another's prompt?
     whole = tokenizer()(SECRET)["input_ids"]
     for guess in (whole, [*whole[: len(whole) // 2], *range(100, 120)]):
-        note(seen, ask(call, key, prompt=guess, max_tokens=1, **fields))
+        note(seen, ask(key, prompt=guess, max_tokens=1, **fields))
     seen.words.extend(words[KNOWN:])
     return seen
 

@@ -1,5 +1,6 @@
 """The playground in a real browser, against one application over Serve."""
 
+import json
 from collections.abc import Iterator
 
 import httpx
@@ -7,6 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from benchmarks.browser import MISSING, chromium, chromium_path
+from deployments.ingress.pages import RESPONSES
 from tests.deployments.playground_page import DESKTOP, PHONE, TABLET, Visit, barriers, visiting
 from tests.deployments.serving import ARGS, URL, application, eventually
 
@@ -20,7 +22,7 @@ PROMPT = "Count to 7."
 
 @pytest.fixture(scope="module")
 def app() -> Iterator[str]:
-    with application({**ARGS, "api_keys": {"visitor": KEY}}) as url:
+    with application({**ARGS, "api_keys": {"visitor": KEY}, "operators": ["visitor"]}) as url:
         yield url
 
 
@@ -229,3 +231,54 @@ def test_the_numbers_need_a_key_and_the_page_does_not(app: str) -> None:
         "tiny",
         "ngram",
     ]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "said"),
+    [
+        (400, "context_length_exceeded", "Shorten the message"),
+        (429, None, "The server is full"),
+    ],
+)
+def test_a_refusal_says_what_to_do(visit: Visit, status: int, code: str | None, said: str) -> None:
+    error = {"message": "shorten the prompt", "code": code}
+    visit.expected.append(str(status))
+    page = opened(visit)
+    page.route(
+        "**/v1/chat/completions", lambda route: route.fulfill(status=status, json={"error": error})
+    )
+    page.get_by_label("Message", exact=True).fill(PROMPT)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text(said)
+    expect(page.locator("#prompt")).to_have_value(PROMPT)
+
+
+def test_what_a_model_writes_stays_text(visit: Visit) -> None:
+    hostile = '<img src=x onerror="document.title=1"><script>document.title=1</script>'
+    node = {"id": 1, "text": hostile, "parent": None, "confidence": 0.8, "drafters": ["tiny"]}
+    trace = {
+        **{"attempt": 1, "round": 1, "drafted": 1, "verified": 1, "accepted": 1},
+        **{"draft_s": 0.001, "verify_s": 0.02, "nodes": [{**node, "accepted": True}]},
+        "tokens": [{"id": 1, "text": hostile, "node": place} for place in (0, None)],
+    }
+    statistics = {
+        **{"ttft_s": 0.1, "tpot_s": 0.01, "rounds": 1, "drafted": 1, "seed": 1, "replica": "r"},
+        "decision": hostile,
+    }
+    choice = {
+        **{"index": 0, "delta": {"content": hostile * 2}, "finish_reason": "stop"},
+        "spindle": {"trace": trace, **statistics},
+    }
+    body = f"data: {json.dumps({'choices': [choice]})}\n\ndata: [DONE]\n\n"
+    visit.page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(content_type="text/event-stream", body=body),
+    )
+    page = answered(visit)
+    page.locator(".token").first.hover()
+    assert page.locator(".text").text_content() == hostile * 2
+    assert page.locator("#turns img, #turns script, #round img, #round script").count() == 0
+    assert page.title() == "Spindle playground"
+    policy = str(RESPONSES["/"].headers["Content-Security-Policy"])
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy

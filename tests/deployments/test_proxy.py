@@ -3,16 +3,12 @@
 
 import asyncio
 import json
-import pickle
 import re
 from typing import Any
 
 import pytest
-from ray.serve._private.common import RequestMetadata
-from ray.serve._private.http_util import ASGIReceiveProxy
 from starlette.types import Message, Receive, Scope, Send
 
-from deployments import ray_internals
 from deployments.ingress.answers.delivery import MAX_IN_TRANSIT
 from deployments.ingress.http import make_http
 from deployments.proxy import (
@@ -23,7 +19,6 @@ from deployments.proxy import (
     WRITTEN,
     BodyAhead,
     HeadersOfServe,
-    WrittenReports,
 )
 from tests.deployments.local import local_api, make_config
 
@@ -74,49 +69,6 @@ def test_a_body_in_one_piece_is_sent_ahead_and_none_is_lost(
     assert seen == [ahead, *messages]
 
 
-def test_client_messages_are_fetched_late_when_the_ingress_has_the_body(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Serve fetches them in a task of its own, made just before it calls the ingress."""
-    fetches: list[RequestMetadata] = []
-
-    async def fetch(request: RequestMetadata) -> bytes:
-        fetches.append(request)
-        return pickle.dumps([{"type": "http.disconnect"}])
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    sent: list[Message] = []
-
-    async def serve(scope: Scope) -> None:
-        async with local_api() as (api, _), asyncio.timeout(30):
-            http = make_http(api)
-            receive = ASGIReceiveProxy(scope, RequestMetadata("one", "one"), fetch)
-            fetching = asyncio.create_task(receive.fetch_until_disconnect())
-            await http(scope, receive, send)
-        fetching.cancel()
-
-    fields = b'{"model": "target", "prompt": "Count to 7", "max_tokens": 4, "stream": true}'
-    monkeypatch.setattr(ray_internals, "_RECEIVE_DELAY_S", 60)
-    asyncio.run(serve({**HEAD, BODY: fields}))
-    assert sent[0]["status"] == 200
-    assert b"[DONE]" in sent[-2]["body"]
-    assert not fetches
-    asyncio.run(serve({**HEAD}))
-    assert fetches, "where the body has not come ahead"
-
-    fetches.clear()
-    sent.clear()
-    monkeypatch.setattr(ray_internals, "_RECEIVE_DELAY_S", 0)
-    endless = fields.replace(b"4,", b'400, "ignore_eos": true,').replace(
-        b'"stream": true', b'"n": 1'
-    )
-    asyncio.run(serve({**HEAD, BODY: endless}))
-    assert fetches
-    assert not sent, "the client has left before its answer was whole"
-
-
 def test_the_ingress_uses_a_body_sent_ahead_and_checks_its_size() -> None:
     async def never() -> Message:
         await asyncio.Event().wait()
@@ -135,45 +87,6 @@ def test_the_ingress_uses_a_body_sent_ahead_and_checks_its_size() -> None:
     fields = b'{"model": "target", "prompt": "Count to 7", "max_tokens": 4}'
     assert asyncio.run(status(fields)) == 200
     assert asyncio.run(status(fields + b" " * 1024)) == 413
-
-
-def test_what_a_client_has_taken_is_reported_among_its_messages() -> None:
-    """Not what was sent: the client takes message after message, and stops after the 40th."""
-    reports: list[int] = []
-    taken = asyncio.Semaphore(40)
-    leaves = asyncio.Event()
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        assert scope[REPORTS_WRITTEN]
-        assert await receive() == part(b"body")
-
-        async def respond() -> None:
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            for number in range(100):
-                await send({"type": "http.response.body", "body": b"%d" % number})
-
-        responding = asyncio.create_task(respond())
-        while (message := await receive())["type"] == WRITTEN:
-            reports.append(message["messages"])
-            if sum(reports) >= 40 - MESSAGES_PER_REPORT:
-                leaves.set()
-        assert message == {"type": "http.disconnect"}
-        responding.cancel()
-
-    messages = [part(b"body")]
-
-    async def receive() -> Message:
-        if not messages:
-            await leaves.wait()
-        return messages.pop() if messages else {"type": "http.disconnect"}
-
-    async def send(message: Message) -> None:
-        if message["type"] == "http.response.body":
-            await taken.acquire()
-
-    asyncio.run(asyncio.wait_for(WrittenReports(app)({**HEAD}, receive, send), 30))
-    assert 40 - MESSAGES_PER_REPORT <= sum(reports) <= 40
-    assert min(reports) >= MESSAGES_PER_REPORT
 
 
 @pytest.mark.parametrize("spec_version", ["2.3", "2.4"])

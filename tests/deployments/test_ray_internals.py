@@ -4,8 +4,6 @@ import inspect
 
 import pytest
 import ray
-from ray._private import state
-from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.serve._private.http_util import ASGIReceiveProxy
 from ray.serve.context import _get_global_client
 from ray.serve.request_router import RequestRouter
@@ -25,7 +23,6 @@ def test_ray_has_the_version_in_which_its_internals_were_read() -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "parameters"),
     [
-        (state, "actors", ["actor_id", "job_id", "actor_state_name"]),
         (ASGIReceiveProxy, "__init__", None),
         (Counter, "_record", ["self", "value", "tags"]),
         (RequestRouter, "_fulfill_next_pending_request", ["self", "replica", "request_metadata"]),
@@ -45,6 +42,5 @@ def test_a_part_that_is_not_public_is_as_it_was(
 def test_names_that_are_looked_up_in_their_text() -> None:
     assert "_receive_asgi_messages" in inspect.getsource(ASGIReceiveProxy)
     assert "_pending_requests_to_fulfill" in inspect.getsource(inspect.getmodule(RequestRouter))  # type: ignore[arg-type]
-    assert ActorDiedErrorContext.Reason.RAY_KILL is not None
     assert callable(_get_global_client)
     assert issubclass(PrefixRouter, RequestRouter)

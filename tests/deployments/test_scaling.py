@@ -97,10 +97,6 @@ def test_replicas_that_the_present_goodput_needs_are_kept() -> None:
     assert count == 1
 
 
-def test_without_signals_nothing_changes() -> None:
-    assert wanted({})[0] == 1
-
-
 def test_a_replica_reports_its_queue_goodput_and_slo_attainment() -> None:
     reported = AutoscalingSignals()
     outcome = RoundOutcome("a", None, 3, 3, 3, 4, 0.1)

@@ -59,8 +59,6 @@ SAMPLING = {
         frequency_penalty=0.2,
         logit_bias={100: 3.0, 7: -5.0},
         min_tokens=6,
-        allowed_token_ids=tuple(range(1500)),
-        bad_words=((27,), *((token, token) for token in range(100, 400))),
     ),
     "schema": SamplingParams(
         temperature=0.9, top_p=0.95, min_tokens=6, grammar=OutputGrammar("json_schema", _ANIMAL)

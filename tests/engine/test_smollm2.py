@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.generation import generate
 from cluster.built_in_models import HEADS, model_path, smollm2_path
 from cluster.checkpoint_files import Quantize
+from cluster.checkpoints import eagle3_shape
 from engine.drafters.eagle3 import load_eagle3
 from engine.drafters.lookup import SuffixDrafter
 from engine.model import PackedModel
@@ -82,26 +83,33 @@ def native() -> Verifier:
 
 
 def vllm() -> Verifier:
-    return load_vllm(VllmSpec(smollm2_path(), "float32", 2048, engine_args=EAGER))
+    layers = {layer for name in HEADS for layer in eagle3_shape(model_path(name)).aux_layers}
+    spec = VllmSpec(
+        smollm2_path(), "float32", 2048, engine_args=EAGER, feature_layers=tuple(layers)
+    )
+    return load_vllm(spec)
 
 
 @needs_smollm2
 @pytest.mark.parametrize("load", [native, vllm])
 def test_sampled_streams_are_the_references_on_both_backends(load: Callable[[], Verifier]) -> None:
-    identity = Identity(eager())
+    identity, verdicts = Identity(eager()), []
     verifier, prompts = load(), chats()
     params = [
         SamplingParams(temperature=0.8, seed=seed, max_tokens=TOKENS, ignore_eos=True)
         for seed in range(len(prompts))
     ]
-    for drafter in (None, SuffixDrafter("suffix", 1000)):
+    for drafter in (None, SuffixDrafter("suffix", 1000), *map(shipped_head, HEADS)):
+        verdicts.append(0)
         streams: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
         for event in generate(verifier, prompts, params, drafter=drafter):
             assert isinstance(event, Commit)
             streams[event.request] += event.token_ids
+            verdicts[-1] += 1
         for seed, (prompt, stream) in enumerate(zip(prompts, streams.values(), strict=True)):
             identity.check(prompt, stream, params[seed], seed)
     identity.finish()
+    assert max(verdicts[1:]) < verdicts[0], "a drafter has gained nothing"
 
 
 @needs_smollm2

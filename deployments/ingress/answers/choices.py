@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
-from deployments.ingress.answers.output_text import AnswerText, Echo, StopRule
+from deployments.ingress.answers.output_text import AnswerText, Echo, StopRule, TextPiece
 from deployments.ingress.answers.trace import trace_body
 from deployments.ingress.failover import FailoverStream
 from deployments.ingress.heartbeat_sender import HeartbeatSender
-from deployments.ingress.parsing.choose import OutputParser
+from deployments.ingress.parsing.parser import Content, Delta, FormatParser
 from deployments.ingress.tokenizer import Tokens
 from deployments.messages import SpeculationFields
 from engine.protocol import Finish, TokenLogprobs
@@ -54,8 +54,8 @@ class Piece:
     """The stop string or requested stop token that has ended the choice."""
     trace: dict[str, Any] | None = None
     """How the tokens came about, if requested."""
-    prompt_logprobs: Sequence[TokenLogprobs] | None = None
-    """Those of the prompt's tokens except the first, with the first piece, if requested."""
+    deltas: Sequence[Delta] = ()
+    """The text as the parser has understood it, for chats."""
 
 
 class Choice:
@@ -68,7 +68,7 @@ class Choice:
         echo: Echo | None = None,
         echo_only: bool = False,
         special: bool = False,
-        parser: OutputParser | None = None,
+        parser: FormatParser | None = None,
     ) -> None:
         """`echo`: the prompt, which the choice repeats first. `echo_only`: no output follows it.
         `special`: the text has special tokens.
@@ -115,12 +115,18 @@ class Choice:
                 trace=trace_body(
                     commit, added.texts, self.failover_stream.attempt + 1, self._tokens
                 ),
-                prompt_logprobs=commit["prompt_logprobs"],
+                deltas=self._deltas(added),
             )
             self.finish = piece.finish
-            yield piece if echo is None else _with_echo(echo, piece)
+            yield piece if echo is None else _with_echo(echo, piece, commit["prompt_logprobs"])
             if added.finish is not None:
                 return
+
+    def _deltas(self, added: TextPiece) -> list[Delta]:
+        if self.parser is None:
+            return [Content(added.text)] if added.text else []
+        deltas = self.parser.push(added.text)
+        return deltas if added.finish is None else [*deltas, *self.parser.finish()]
 
     @property
     def usage(self) -> Usage:
@@ -178,9 +184,10 @@ def decision(speculation: SpeculationFields, drafted: bool) -> str:
     return "drafters and depths chosen round by round, by what was expected to gain"
 
 
-def _with_echo(echo: Echo, piece: Piece) -> Piece:
-    """The piece preceded by the echoed prompt."""
-    text, logprobs = echo.text + piece.text, piece.prompt_logprobs
+def _with_echo(echo: Echo, piece: Piece, logprobs: Sequence[TokenLogprobs] | None) -> Piece:
+    """The piece preceded by the echoed prompt. `logprobs`: those of its tokens except the first,
+    if requested."""
+    text = echo.text + piece.text
     if logprobs is None:
         return replace(piece, text=text)
     prompt = zip(echo.token_ids, [None, *logprobs], echo.offsets, strict=True)

@@ -1,12 +1,10 @@
 """The response bodies of OpenAI's two completion APIs, whole and as chunks of a stream."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments.ingress.answers.choices import Choice, OutputToken, Piece
-from deployments.ingress.answers.logprobs import finite, list_logprobs
-from deployments.ingress.parsing.choose import OutputParser
 from deployments.ingress.parsing.parser import (
     CallArguments,
     CallStart,
@@ -16,6 +14,30 @@ from deployments.ingress.parsing.parser import (
 )
 from deployments.ingress.tokenizer import Tokens
 from engine.protocol import Finish, TokenLogprobs
+
+_MIN_LOGPROB = -9999.0
+"""Stands for a log-probability of -inf, as in OpenAI's API, because JSON has no infinity."""
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, _MIN_LOGPROB)
+
+
+def list_logprobs(tokens: Tokens, listed: Sequence[OutputToken]) -> list[dict[str, Any]]:
+    """Tokens with their log-probabilities and alternatives, as in chats and responses."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        text, raw = tokens.spelling(token)
+        return {"token": text, "logprob": finite(logprob), "bytes": raw}
+
+    return [
+        {
+            **entry(one.token, one.logprob.logprob),
+            "top_logprobs": [entry(*other) for other in one.logprob.top],
+        }
+        for one in listed
+        if one.logprob is not None  # None only in an echo, which chats do not have
+    ]
 
 
 def message_of(deltas: Sequence[Delta]) -> dict[str, Any]:
@@ -43,12 +65,8 @@ def message_of(deltas: Sequence[Delta]) -> dict[str, Any]:
     }
 
 
-def delta_bodies(deltas: Sequence[Delta]) -> list[dict[str, Any]]:
-    """What each delta adds to a streamed message, for a chunk of its own."""
-    return [_body(delta) for delta in deltas]
-
-
-def _body(delta: Delta) -> dict[str, Any]:
+def delta_body(delta: Delta) -> dict[str, Any]:
+    """What the delta adds to a streamed message, for a chunk of its own."""
     match delta:
         case Content(text):
             return {"content": text}
@@ -62,26 +80,15 @@ def _body(delta: Delta) -> dict[str, Any]:
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
-@dataclass(slots=True)
-class CollectedChoice:
-    """One choice's pieces, joined for a response that is not streamed."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    tokens: list[OutputToken] = field(default_factory=list)
-    finish: Finish | None = None
-    stop_reason: str | int | None = None
-    prompt_logprobs: Sequence[TokenLogprobs] | None = None
-    """Those of the prompt's tokens except the first, if requested."""
-
-    def add(self, piece: Piece) -> None:
-        self.text += piece.text
-        self.token_ids += piece.token_ids
-        self.tokens += piece.tokens
-        self.finish = piece.finish
-        self.stop_reason = piece.stop_reason
-        if piece.prompt_logprobs is not None:
-            self.prompt_logprobs = piece.prompt_logprobs
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """All pieces of a choice as one, for a response that is not streamed."""
+    return replace(
+        pieces[-1],
+        text="".join(piece.text for piece in pieces),
+        token_ids=tuple(token for piece in pieces for token in piece.token_ids),
+        tokens=tuple(token for piece in pieces for token in piece.tokens),
+        deltas=tuple(delta for piece in pieces for delta in piece.deltas),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +104,14 @@ class CompletionFormat(_Format):
     full_object = "text_completion"
     chunk_object = "text_completion"
 
-    def full(self, choice: Choice, collected: CollectedChoice) -> dict[str, Any]:
+    def full(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         return {
             "index": choice.index,
-            "text": collected.text,
-            "logprobs": self._logprobs(collected.tokens),
-            "finish_reason": collected.finish,
-            "stop_reason": collected.stop_reason,
-            **_token_ids(collected, self.with_token_ids),
+            "text": piece.text,
+            "logprobs": self._logprobs(piece.tokens),
+            "finish_reason": piece.finish,
+            "stop_reason": piece.stop_reason,
+            **_token_ids(piece, self.with_token_ids),
             "spindle": choice.statistics,
         }
 
@@ -149,40 +156,21 @@ class ChatFormat(_Format):
     full_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def full(self, choice: Choice, collected: CollectedChoice) -> dict[str, Any]:
-        parser = choice.parser
-        if parser is None:
-            deltas: list[Delta] = [Content(collected.text)]
-        else:
-            deltas = parser.whole(collected.text, collected.token_ids)
+    def full(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         return {
             "index": choice.index,
-            "message": message_of(deltas),
-            "logprobs": self._logprobs(collected.tokens),
-            "finish_reason": finish_reason(choice, collected.finish),
-            "stop_reason": collected.stop_reason,
-            **_token_ids(collected, self.with_token_ids),
+            "message": message_of(piece.deltas),
+            "logprobs": self._logprobs(piece.tokens),
+            "finish_reason": finish_reason(choice, piece.finish),
+            "stop_reason": piece.stop_reason,
+            **_token_ids(piece, self.with_token_ids),
             "spindle": choice.statistics,
         }
 
     def chunks(self, choice: Choice, piece: Piece, first: bool) -> list[dict[str, Any]]:
-        if choice.parser is not None:
-            return self._parsed(choice, choice.parser, piece, first)
-        if not _shows(piece, self.with_token_ids):
-            return []
-        body = self._chunk(choice, piece, {"content": piece.text}, first)
-        body["finish_reason"] = piece.finish
-        return [_with_statistics(body, choice, piece)]
-
-    def _parsed(
-        self, choice: Choice, parser: OutputParser, piece: Piece, first: bool
-    ) -> list[dict[str, Any]]:
-        """One chunk for each delta and one for the end, as in OpenAI's streams of calls. The first
-        has the piece's tokens and trace."""
-        deltas = parser.push(piece.text, piece.token_ids)
-        if piece.finish is not None:
-            deltas += parser.finish()
-        added = delta_bodies(deltas)
+        """One chunk for each delta and one for the end, as in OpenAI's streams. The first has the
+        piece's tokens and trace."""
+        added = [delta_body(delta) for delta in piece.deltas]
         if piece.finish is not None:
             added.append({})
         elif not added and _shows(replace(piece, text=""), self.with_token_ids):
@@ -233,7 +221,7 @@ def _shows(piece: Piece, with_token_ids: bool) -> bool:
     return bool(shown or (with_token_ids and piece.token_ids))
 
 
-def _token_ids(piece: Piece | CollectedChoice, requested: bool) -> dict[str, list[int]]:
+def _token_ids(piece: Piece, requested: bool) -> dict[str, list[int]]:
     return {"token_ids": list(piece.token_ids)} if requested else {}
 
 

@@ -7,9 +7,7 @@ tokens a verdict contains.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
-from deployments.ingress.requests.completions import GenerationRequest
 from deployments.ingress.tokenizer import REPLACEMENT, Tokens
 from engine.protocol import Finish
 
@@ -121,17 +119,6 @@ class StopRule:
     token_ids: Sequence[int] = ()
     min_tokens: int = 0
     """Strings are not searched before the token after so many."""
-    included: bool = False
-    """The text ends with what has stopped it."""
-
-    @classmethod
-    def of(cls, request: GenerationRequest) -> Self:
-        return cls(
-            request.stops,
-            request.stop_token_ids,
-            request.min_tokens,
-            request.include_stop_str_in_output,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +164,10 @@ class AnswerText:
             self._tokens += 1
             offsets.append(self._length)
             ends = finish == "stop" and position == len(token_ids)
-            hidden = ends and not self._rule.included
-            texts.append("" if hidden else self._detokenizer.push(token))
+            texts.append("" if ends else self._detokenizer.push(token))
             text, stop = self._step(texts[-1])
             added.append(text)
             if stop is not None:
-                added.append(stop if self._rule.included else "")
                 piece = "".join(added), position, tuple(offsets), tuple(texts)
                 return TextPiece(*piece, "stop", stop)
         if finish is not None:

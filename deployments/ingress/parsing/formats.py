@@ -169,19 +169,13 @@ def llama3_json(out: Deltas, names: Collection[str]) -> Reader[str]:
 
 def call_list(out: Deltas) -> Reader[str]:
     """[{"name": ..., "parameters": {...}}, ...]: what the schema of required calls enforces."""
-    return (yield from listed_calls(out, lambda character: _call(character, out)))
-
-
-def listed_calls(out: Deltas, call: Callable[[str], Reader[str]]) -> Reader[str]:
-    """Calls in brackets, separated by commas; another text is content. `call` reads one that begins
-    with the character, and returns the character after it."""
     out.record()
     try:
         character = yield from space((yield))
         expected = "["
         while character != "]" or not out.calls:
             character = yield from space((yield from literal(character, expected)))
-            character = yield from call(character)
+            character = yield from _call(character, out)
             out.record(character)
             character = yield from space(character)
             expected = ","

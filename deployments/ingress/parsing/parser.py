@@ -149,7 +149,7 @@ class FormatParser:
         """Tool calls that have begun so far."""
         return self._deltas.calls
 
-    def push(self, text: str, token_ids: Sequence[int]) -> list[Delta]:
+    def push(self, text: str) -> list[Delta]:
         for character in text:
             self._send(character)
         return self._deltas.take()
@@ -160,12 +160,6 @@ class FormatParser:
             self._send("")
         self._deltas.end()
         return self._deltas.take()
-
-    def whole(self, text: str, token_ids: Sequence[int]) -> list[Delta]:
-        """Parses a complete text, instead of `push` and `finish`."""
-        for character in text:
-            self._send(character)
-        return self.finish()
 
     def _send(self, character: str) -> None:
         pending = [character]

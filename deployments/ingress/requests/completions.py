@@ -3,7 +3,7 @@ typed. docs/api.md has the table."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Self, cast
 
 from pydantic import Field, model_validator
 
@@ -13,23 +13,19 @@ from deployments.ingress.requests.chat_messages import Messages
 from deployments.ingress.requests.fields import (
     MAX_SALT,
     MAX_STOPS,
-    AllowedTokens,
     Alternatives,
     AtLeastOne,
-    BadWord,
     Biases,
     Fields,
+    JsonObject,
     Metadata,
     Penalty,
     Prompt,
-    PromptListing,
-    RequestId,
     SloTargets,
     SpeculationOptions,
     SpindleOptions,
     StopString,
     StreamOptions,
-    TemplateFields,
     Text,
     TokenId,
 )
@@ -106,24 +102,12 @@ class SharedFields(Fields):
     """Tokens that end the output, beside the model's own."""
     ignore_eos: bool = False
     """Do not end at the model's own stop tokens."""
-    include_stop_str_in_output: bool = False
-    """The text ends with the stop string or stop token instead of before it."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
-    allowed_token_ids: AllowedTokens | None = None
-    """The only tokens that the output has."""
-    bad_words: Annotated[list[BadWord], Field(max_length=ranges.MAX_BAD_WORDS)] = []
-    """Words whose tokens, alone or after a space, the output does not have in a row."""
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=ranges.COUNT.most)] | None = None
-    """Keep only so many tokens of the prompt; -1: as many as fit beside one token of output."""
-    truncation_side: Literal["left", "right"] = "left"
-    """The side of the prompt that is cut off: `left` keeps its end."""
     structured_outputs: StructuredOutputs | None = None
     """The form of the output: JSON, a regular expression, a choice or a grammar."""
     return_token_ids: bool = False
     """Return the token ids of each choice, or of each of its chunks."""
-    request_id: RequestId | None = None
-    """The answer's id has it instead of the header `X-Request-Id`, which Serve always sets."""
 
     # Spindle's extensions.
     slo: str | SloTargets | None = None
@@ -141,8 +125,6 @@ class SharedFields(Fields):
             raise InvalidRequest("stream_options", "needs stream to be true")
         if self.spindle.trace and not self.stream:
             raise InvalidRequest("spindle", "trace needs stream to be true")
-        if self.truncate_prompt_tokens == 0:
-            raise InvalidRequest("truncate_prompt_tokens", "must be -1 or at least 1")
         return self
 
     @property
@@ -177,7 +159,7 @@ class SharedFields(Fields):
         return (*(["store"] if self.store else []), *(["service_tier"] if tier else []))
 
 
-class CompletionRequest(PromptListing, SharedFields):
+class CompletionRequest(SharedFields):
     """POST /v1/completions."""
 
     prompt: Prompt
@@ -229,7 +211,7 @@ class CompletionRequest(PromptListing, SharedFields):
         return self.logprobs
 
 
-class ChatRequest(PromptListing, TemplateFields, SharedFields):
+class ChatRequest(SharedFields):
     """POST /v1/chat/completions."""
 
     messages: Messages
@@ -243,7 +225,12 @@ class ChatRequest(PromptListing, TemplateFields, SharedFields):
     """Return the log-probability of each output token."""
     top_logprobs: Alternatives | None = None
     """How many alternatives to list beside each."""
-
+    add_generation_prompt: bool | None = None
+    """Begin the model's answer after the messages; by default unless the final one is continued."""
+    continue_final_message: bool = False
+    """The model continues the last message instead of answering it."""
+    chat_template_kwargs: JsonObject = {}
+    """Variables for the checkpoint's chat template; those that it does not use have no effect."""
     tools: Tools = []
     """Functions that the model may call."""
     tool_choice: ToolChoice | None = None
@@ -254,7 +241,11 @@ class ChatRequest(PromptListing, TemplateFields, SharedFields):
     """False: the answer has at most one call."""
 
     @model_validator(mode="after")
-    def _check_limits_and_logprobs(self) -> Self:
+    def _check_combinations(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message", "excludes add_generation_prompt; give only one of them"
+            )
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs", "needs logprobs to be true")
         if self.tool_use.may_call and self.structured_outputs is not None:
@@ -267,6 +258,11 @@ class ChatRequest(PromptListing, TemplateFields, SharedFields):
         if len(both) > 1:
             raise InvalidRequest("max_tokens", "differs from max_completion_tokens; give one")
         return self
+
+    @property
+    def generation_prompt(self) -> bool:
+        given = self.add_generation_prompt
+        return not self.continue_final_message if given is None else given
 
     @property
     def token_limit(self) -> int | None:

@@ -9,7 +9,6 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 from cluster.config.section import within
 from deployments.ingress.requests.json_bounds import json_length, shallow
 from deployments.ingress.requests.unsupported import UNSUPPORTED, Unsupported, check_supported
-from engine.errors import InvalidRequest
 from policies import ranges
 
 MAX_STOPS = 4
@@ -63,18 +62,8 @@ AtLeastOne = Annotated[int, within(ranges.AT_LEAST_ONE)]
 StopString = Annotated[
     str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS), AfterValidator(_encodable)
 ]
-BadWord = Annotated[
-    str,
-    Field(min_length=1, max_length=ranges.MAX_BAD_WORD_CHARACTERS),
-    AfterValidator(_encodable),
-]
-REQUEST_ID = r"^[!-~]{1,128}$"
-RequestId = Annotated[str, Field(pattern=REQUEST_ID)]
 # Without fail_fast a list of a million wrong items makes a million errors, and one is returned.
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
-AllowedTokens = Annotated[
-    list[TokenId], Field(min_length=1, max_length=ranges.MAX_ALLOWED_TOKENS, fail_fast=True)
-]
 _PROMPTS = Field(fail_fast=True, max_length=MAX_PROMPTS)
 Prompt = Text | TokenIds | Annotated[list[Text], _PROMPTS] | Annotated[list[TokenIds], _PROMPTS]
 
@@ -167,35 +156,3 @@ class SpindleOptions(Fields):
     trace: bool = False
     """Say with each event of the stream how its tokens came about: which drafter has proposed each,
     with which confidence, and what else was drafted."""
-
-
-class PromptListing(Fields):
-    """How log-probabilities of the prompt's tokens are requested."""
-
-    prompt_logprobs: Alternatives | None = None
-    """How many alternatives to list beside the log-probability of each token of the prompt. Not
-    with `stream`."""
-
-
-class TemplateFields(Fields):
-    """How messages are rendered."""
-
-    add_generation_prompt: bool | None = None
-    """Begin the model's answer after the messages; by default unless the final one is continued."""
-    continue_final_message: bool = False
-    """The model continues the last message instead of answering it."""
-    chat_template_kwargs: JsonObject = {}
-    """Variables for the checkpoint's chat template; those that it does not use have no effect."""
-
-    @model_validator(mode="after")
-    def _check_continuation(self) -> Self:
-        if self.continue_final_message and self.add_generation_prompt:
-            raise InvalidRequest(
-                "continue_final_message", "excludes add_generation_prompt; give only one of them"
-            )
-        return self
-
-    @property
-    def generation_prompt(self) -> bool:
-        given = self.add_generation_prompt
-        return not self.continue_final_message if given is None else given

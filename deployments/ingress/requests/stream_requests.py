@@ -11,8 +11,8 @@ from deployments.ingress.clients import Client
 from deployments.ingress.errors import ApiError, quoted
 from deployments.ingress.requests.completions import ChatRequest, GenerationRequest, echoes
 from deployments.ingress.requests.fields import SloTargets
-from deployments.ingress.requests.tokenization import encode_chat
-from deployments.ingress.tokenizer import Tokens, tokens_of_bad_words
+from deployments.ingress.requests.json_bounds import json_length
+from deployments.ingress.tokenizer import LONG_TEXT, Tokens
 from deployments.messages import SpeculationFields, StreamRequest
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits, admit
@@ -52,7 +52,7 @@ class StreamRequestBuilder:
                 f"may have {most_choices} choices at once",
             )
         most = self._tokens.most_characters(limits.max_context)
-        for prompt in prompts if request.truncate_prompt_tokens is None else ():
+        for prompt in prompts:
             if isinstance(prompt, str) and len(prompt) > most:
                 raise _too_long(
                     field,
@@ -73,15 +73,13 @@ class StreamRequestBuilder:
         prompts, field = await self._encoded(request, tenant), prompt_field(request)
         slo = self._slo(request)
         speculation = self._speculation(request)
-        bad_words = await self._bad_words(request, tenant)
         scope_tenant = tenant if self._config.isolates_tenants else ""
         choices: list[StreamRequest] = []
-        for given_ids in prompts:
+        for prompt_ids in prompts:
             # Checking a large grammar takes long, and streams go on meanwhile.
             await asyncio.sleep(0)
-            prompt_ids = truncated(given_ids, request, limits)
             max_tokens = _max_tokens(request, len(prompt_ids), limits, field)
-            params = sampling_params(request, max_tokens, bad_words)
+            params = sampling_params(request, max_tokens)
             _check(prompt_ids, params, limits, field)
             self._check_logprobs(request, len(prompts), len(prompt_ids), params)
             for seed in choice_seeds(request.given_seed, request.n):
@@ -109,48 +107,38 @@ class StreamRequestBuilder:
     async def _encoded(self, request: GenerationRequest, tenant: str) -> list[list[int]]:
         """The prompts as token ids."""
         if isinstance(request, ChatRequest):
-            return [await encode_chat(self._tokens, request, request.messages, tenant)]
+            ids = await self._tokens.encode_chat(
+                (message.for_template for message in request.messages),
+                (tool.for_template for tool in request.tools),
+                request.generation_prompt,
+                request.continue_final_message,
+                request.chat_template_kwargs,
+                tenant,
+                _template_size(request),
+            )
+            return [ids]
         texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
         if texts:
             return await self._tokens.encode_all(texts, request.add_special_tokens, tenant)
         return [prompt for prompt in request.prompts if not isinstance(prompt, str)]
-
-    async def _bad_words(self, request: GenerationRequest, tenant: str) -> list[tuple[int, ...]]:
-        words = request.bad_words
-        if not words:
-            return []
-        size = sum(map(len, words))
-        return await self._tokens.in_turn(
-            lambda: tokens_of_bad_words(self._tokens, words), size, tenant
-        )
 
     def _check_logprobs(
         self, request: GenerationRequest, prompts: int, prompt_len: int, params: SamplingParams
     ) -> None:
         """A full response is kept in memory until its end, as is what a stream says of its prompt;
         log-probabilities take most of both."""
-        field = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
-        if request.stream and request.prompt_logprobs is not None:
-            raise InvalidRequest(
-                field, "come with whole answers only, as in vLLM; leave stream out"
-            )
         listings = (
             (params.max_tokens, None if request.stream else params.logprobs),
-            (prompt_len, params.logprobs if echoes(request) else None),
-            (prompt_len, request.prompt_logprobs),
+            (prompt_len, params.prompt_logprobs),
         )
         one = sum(tokens * (1 + beside) for tokens, beside in listings if beside is not None)
         listed, most = prompts * request.n * one, self._config.limits.full_logprobs
         if listed > most:
             raise InvalidRequest(
-                field,
+                "logprobs",
                 f"the response could have {listed} of them, at most {most} are returned at once; "
                 "lower n, the number or length of prompts, max_tokens or the alternatives"
-                + (
-                    ""
-                    if request.stream or params.prompt_logprobs is not None
-                    else ", or set stream"
-                ),
+                + ("" if request.stream else ", or set stream"),
             )
 
     def _slo(self, request: GenerationRequest) -> Slo:
@@ -176,6 +164,26 @@ class StreamRequestBuilder:
         return {"enabled": True, "drafter": options.drafter, "max_depth": options.max_depth}
 
 
+def _template_size(request: ChatRequest) -> int:
+    """About how many characters the template is given; not exact where it is a long text anyway."""
+    calls = [call for message in request.messages for call in message.tool_calls or ()]
+    texts = [
+        *(message.text for message in request.messages),
+        *(message.reasoning or message.reasoning_content or "" for message in request.messages),
+        *(call.function.arguments for call in calls),
+    ]
+    functions = [tool.function for tool in request.tools]
+    return sum(map(len, texts)) + json_length(
+        [
+            request.chat_template_kwargs,
+            *(function.description for function in functions),
+            *(function.parameters for function in functions),
+            *(one.model_extra for one in (*request.tools, *functions)),
+        ],
+        LONG_TEXT,
+    )
+
+
 def prompts_of(request: GenerationRequest) -> Sequence[str | list[int]]:
     """The prompts before they are encoded; a chat is one, without what its template adds."""
     if isinstance(request, ChatRequest):
@@ -195,20 +203,6 @@ def choice_seeds(seed: int | None, n: int) -> list[int]:
     return [seed] if n == 1 else [choice_seed(seed, index) for index in range(n)]
 
 
-def truncated(prompt_ids: list[int], request: GenerationRequest, limits: TargetLimits) -> list[int]:
-    """The part of the prompt that `truncate_prompt_tokens` keeps, as in vLLM."""
-    kept = request.truncate_prompt_tokens
-    if kept is None:
-        return prompt_ids
-    if kept > limits.max_context:
-        raise InvalidRequest(
-            "truncate_prompt_tokens", f"must be at most {limits.max_context}, the model's context"
-        )
-    if kept == -1:
-        kept = limits.max_context - 1
-    return prompt_ids[-kept:] if request.truncation_side == "left" else prompt_ids[:kept]
-
-
 def _max_tokens(
     request: GenerationRequest, prompt_len: int, limits: TargetLimits, field: str
 ) -> int:
@@ -220,8 +214,7 @@ def _max_tokens(
         raise _too_long(
             field,
             f"this model's maximum context length is {context} tokens, and the prompt has "
-            f"{prompt_len}; shorten it to at most {context - 1} to leave room for output, or set "
-            "truncate_prompt_tokens",
+            f"{prompt_len}; shorten it to at most {context - 1} to leave room for output",
         )
     if wanted is not None and wanted > context:
         raise _too_long(
@@ -256,11 +249,8 @@ def _names(names: Sequence[str] | dict[str, Any]) -> str:
     return ", ".join(repr(name) for name in names) or "none (the config names none)"
 
 
-def sampling_params(
-    request: GenerationRequest, max_tokens: int, bad_words: Sequence[tuple[int, ...]] = ()
-) -> SamplingParams:
+def sampling_params(request: GenerationRequest, max_tokens: int) -> SamplingParams:
     """All sampling parameters except the seed, which differs by choice."""
-    allowed = request.allowed_token_ids
     return SamplingParams(
         temperature=request.temperature,
         top_k=request.top_k,
@@ -274,15 +264,7 @@ def sampling_params(
         min_tokens=request.min_tokens,
         stop_token_ids=tuple(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
-        allowed_token_ids=None if allowed is None else tuple(sorted(set(allowed))),
-        bad_words=tuple(bad_words),
         logprobs=request.alternatives,
-        prompt_logprobs=_listed_of_prompt(request),
+        prompt_logprobs=request.alternatives if echoes(request) else None,
         grammar=request.grammar,
     )
-
-
-def _listed_of_prompt(request: GenerationRequest) -> int | None:
-    """Alternatives beside each token of the prompt, for `echo` and `prompt_logprobs`."""
-    wanted = (request.prompt_logprobs, request.alternatives if echoes(request) else None)
-    return max((most for most in wanted if most is not None), default=None)

@@ -1,5 +1,5 @@
-"""Fields of other servers that would change the text and cannot be honoured: they are refused, with
-the way out, unless their value has no effect."""
+"""Fields of OpenAI's API and of vLLM that would change the text and cannot be honoured: they are
+refused, with the way out, unless their value has no effect."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -17,30 +17,25 @@ class Unsupported(NamedTuple):
 
 
 _GRAMMAR = "is not a field here; use response_format or structured_outputs"
-_LENGTH = "is not a field here; use max_tokens"
-_ADAPTER = "adapters (LoRA) are not served; leave it out"
-_SAMPLER = "this sampling method is not supported; use temperature, top_k, top_p or min_p"
 
 SHARED: Mapping[str, Unsupported] = {
     "best_of": Unsupported("only 1 is supported; use n for several choices", (1,)),
     "suffix": Unsupported("text after the output is not supported", ("",)),
     "use_beam_search": Unsupported("beam search is not supported", (False,)),
-    "num_beams": Unsupported("beam search is not supported", (1,)),
     "length_penalty": Unsupported("belongs to beam search, which is not supported", (1,)),
     "early_stopping": Unsupported("belongs to beam search, which is not supported", (False,)),
     "logits_processors": Unsupported("code of clients is not run", ([],)),
     "logit_processors": Unsupported("code of clients is not run", ([],)),
     "vllm_xargs": Unsupported("extensions of vLLM's are not run", ({},)),
     "prompt_embeds": Unsupported("embeddings as a prompt are not supported; send text or tokens"),
-    "prompt_logprobs": Unsupported("is for /v1/completions and /v1/chat/completions"),
+    "prompt_logprobs": Unsupported("is not a field here; use echo with logprobs"),
+    "allowed_token_ids": Unsupported("is not supported; use structured_outputs with choice"),
+    "bad_words": Unsupported("is not supported; use logit_bias", ([],)),
+    "truncate_prompt_tokens": Unsupported("is not supported; shorten the prompt"),
+    "include_stop_str_in_output": Unsupported("stop strings are left out", (False,)),
     "logprob_token_ids": Unsupported("chosen tokens cannot be scored; use logprobs", ([],)),
     "thinking_token_budget": Unsupported("is not supported; use max_tokens", (-1,)),
     "repetition_detection": Unsupported("is not supported; use frequency_penalty"),
-    "no_repeat_ngram_size": Unsupported("is not supported; use frequency_penalty", (0,)),
-    "watermarking": Unsupported("outputs have no watermark", (False,)),
-    "repeat_penalty": Unsupported("is not a field here; use repetition_penalty", (1,)),
-    "do_sample": Unsupported("is not a field here; use temperature", (True,)),
-    "stop_sequences": Unsupported("is not a field here; use stop", ([],)),
     "reasoning_effort": Unsupported(
         "use chat_template_kwargs, if the model's chat template knows it", ("none",)
     ),
@@ -56,35 +51,14 @@ SHARED: Mapping[str, Unsupported] = {
     "echo": Unsupported("is for /v1/completions", (False,)),
     "prompt": Unsupported("is for /v1/completions; use messages"),
     "messages": Unsupported("is for /v1/chat/completions; use prompt"),
-    "max_completion_tokens": Unsupported(_LENGTH),
+    "max_completion_tokens": Unsupported("is not a field here; use max_tokens"),
     **dict.fromkeys(
-        ("max_new_tokens", "max_output_tokens", "max_length", "n_predict", "num_predict"),
-        Unsupported(_LENGTH),
-    ),
-    **dict.fromkeys(
-        (
-            *(f"guided_{kind}" for kind in ("json", "regex", "choice", "grammar")),
-            *("regex", "ebnf", "grammar", "json_schema"),
-        ),
+        [f"guided_{kind}" for kind in ("json", "regex", "choice", "grammar")],
         Unsupported(_GRAMMAR),
     ),
-    "structured_outputs": Unsupported("is for requests that generate"),
-    "response_format": Unsupported("is for requests that generate", ({"type": "text"},)),
     "guided_json_object": Unsupported(_GRAMMAR, (False,)),
-    **dict.fromkeys(("typical_p", "tfs", "tfs_z"), Unsupported(_SAMPLER, (1,))),
-    **dict.fromkeys(
-        (
-            *("top_a", "epsilon_cutoff", "eta_cutoff", "mirostat", "mirostat_mode"),
-            *("dry_multiplier", "xtc_probability", "dynatemp_range", "smoothing_factor"),
-            "penalty_alpha",
-        ),
-        Unsupported(_SAMPLER, (0,)),
-    ),
-    **dict.fromkeys(
-        ("lora", "loras", "lora_path", "lora_request", "adapter_id"), Unsupported(_ADAPTER)
-    ),
 }
-"""By the names that OpenAI's API, vLLM, SGLang, llama.cpp and text-generation-inference use."""
+"""By the names that OpenAI's API and vLLM use."""
 
 MESSAGE: Mapping[str, Unsupported] = {
     "refusal": Unsupported("a refusal is no part of a prompt; send it as content"),

@@ -40,8 +40,12 @@ class ResponseEvents:
         return [self._lifecycle("response.created"), self._lifecycle("response.in_progress")]
 
     def add(self, deltas: Sequence[Delta], logprobs: Sequence[Any] = ()) -> list[Event]:
-        """`logprobs`: of the tokens that the deltas come from."""
-        self._logprobs += logprobs
+        """`logprobs`: of the tokens that the deltas come from; only those that add to the message
+        are shown."""
+        if not deltas or any(isinstance(delta, Content) for delta in deltas):
+            self._logprobs += logprobs
+        else:
+            self._logprobs.clear()
         events: list[Event] = []
         for delta in deltas:
             match delta:

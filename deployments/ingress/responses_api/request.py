@@ -37,7 +37,7 @@ _NOT_STORED = Unsupported(
 _LENGTH = Unsupported("is not a field here; use max_output_tokens")
 _FORM = Unsupported("is not a field here; use text.format")
 UNSUPPORTED: Mapping[str, Unsupported] = {
-    **{name: one for name, one in SHARED.items() if name != "max_output_tokens"},
+    **SHARED,
     "previous_response_id": _NOT_STORED,
     "conversation": _NOT_STORED,
     "background": Unsupported("responses are not stored here; use stream", (False,)),

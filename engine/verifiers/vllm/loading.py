@@ -40,6 +40,9 @@ RESERVED_ARGUMENTS = {
     "data_parallel_size": "not supported by this backend; give the application more replicas",
 }
 """Arguments of vLLM that the config may not set, and the reason given in the error."""
+FEATURE_LAYERS = "spindle_feature_layers"
+"""The key of VllmSpec.feature_layers in vLLM's `additional_config`, which workers have and which is
+part of the compile cache's key: else a graph that hands out other layers would be loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,9 @@ class VllmSpec:
     tensor_parallel: int = 1
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     """Any argument of vLLM except RESERVED_ARGUMENTS."""
+    feature_layers: tuple[int, ...] = ()
+    """The layers whose hidden states heads read (engine/hidden_states.py numbers them). Not 0,
+    because vLLM overwrites the embeddings."""
     ray_metrics: bool = False
     """Report vLLM's own metrics to Ray's endpoint; needs a process that Ray runs."""
 
@@ -91,6 +97,9 @@ def engine_config(spec: VllmSpec) -> Any:
     given.setdefault("max_model_len", context)
     given.setdefault("distributed_executor_backend", "mp" if spec.tensor_parallel > 1 else "uni")
     given.setdefault("served_model_name", spec.checkpoint.name)  # a label of its metrics
+    if spec.feature_layers:
+        layers = sorted(set(spec.feature_layers))
+        given["additional_config"] = {**given.get("additional_config", {}), FEATURE_LAYERS: layers}
     try:
         return EngineArgs(
             model=str(spec.checkpoint),

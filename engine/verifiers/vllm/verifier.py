@@ -103,7 +103,7 @@ class VllmVerifier:
                 # vLLM takes tokens that it has not chosen as a draft only.
                 forced = forced_tokens(one, draft, behind=1)
                 draft += forced[: max(0, TYPICAL_DRAFT - len(draft))]
-                turns[name] = Turn(draft, order.chunk, _allowed(one, draft))
+                turns[name] = Turn(draft, order.chunk, _allowed(one, draft), order.features)
         outcomes = self._engine.step(turns)
         return [
             self._answer(order, one.held, outcomes) if isinstance(one, Ready) else one
@@ -196,6 +196,7 @@ class VllmVerifier:
             logprobs=outcome.reported,
             prompt_logprobs=prompt_logprobs,
             cached=outcome.cached,
+            features=outcome.features,
         )
 
 

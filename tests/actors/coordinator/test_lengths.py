@@ -122,20 +122,22 @@ def test_a_schedule_set_later_has_the_requests_ranked_that_are_already_present()
         observers.append(ranker.observe)
         ranking = asyncio.create_task(ranker.run(coordinator))
         prompt = text.encode_chat([{"role": "user", "content": "Count to 14."}])
-        commits = aiter(coordinator.submit("early", prompt, PARAMS))
-        await anext(commits)
+        early, other = (aiter(coordinator.submit(name, prompt, PARAMS)) for name in ("a", "b"))
+        await anext(early)
+        await anext(other)
         before = ranker.requested
-        ranked = SelfRanked(SelfRankedParams(rank="length", batch=4, timeout_s=TIMEOUT_S))
+        ranked = SelfRanked(SelfRankedParams(batch=4, timeout_s=TIMEOUT_S))
         coordinator.use(policies(ranked), MicroBatchParams())
         ranker.use(ranked)
-        async for _commit in commits:
-            pass
+        for commits in (early, other):
+            async for _commit in commits:
+                pass
         await asyncio.sleep(1)
         ranking.cancel()
         await coordinator.close()
         return before, ranker.requested
 
-    assert run(serve_and_switch()) == (0, 1)
+    assert run(serve_and_switch()) == (0, 2)
 
 
 def test_requests_are_quoted_without_the_frame_of_the_chat_template(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
 from actors.hosts.facts import DrafterFacts, costs_of_target, numbers_of_target
 from actors.hosts.protocol import TargetCosts
-from actors.router.replica_side import Pooling, learners_of
+from actors.router.replica_side import Pooling
 from actors.router.router import KEPT_S, MOST_MODELS, MOST_REPLICAS, Report, Router
 from engine.draft_profile import DraftCosts
 from policies.cost import ForwardCost, SwitchCost
@@ -85,13 +85,13 @@ async def test_what_replicas_know_of_models_is_kept_for_those_that_start_later()
     verify = ForwardCost(1e-6, 2e-5, 0.001, 24, 3e-5, 8, 16)
     target = TargetCosts(verify, 32, SwitchCost(0.1, 0.002))
     facts = {"tiny": drafter.numbers(), "target": numbers_of_target(target)}
-    await Pooling("a", connection.exchange, dict, facts=facts).report()
-    await Pooling("b", connection.exchange, dict).report()
+    await Pooling("a", connection.exchange, {}, facts=facts).report()
+    await Pooling("b", connection.exchange, {}).report()
     known = await router.facts()
     assert DrafterFacts.of(known["tiny"]) == drafter
     assert costs_of_target(known["target"]) == target
     later = {f"later{number}": drafter.numbers() for number in range(MOST_MODELS)}
-    await Pooling("c", connection.exchange, dict, facts=later).report()
+    await Pooling("c", connection.exchange, {}, facts=later).report()
     assert await router.facts() == later, "those of old configs go"
 
 
@@ -128,7 +128,7 @@ class Counter:
 
 
 def pooling(name: str, connection: Connection, learner: Pooled) -> Pooling:
-    return Pooling(name, connection.exchange, lambda: {"counter": learner})
+    return Pooling(name, connection.exchange, {"counter": learner})
 
 
 async def test_pooled_statistics_stay_without_a_router_and_a_new_one_has_them_soon() -> None:
@@ -164,23 +164,6 @@ async def test_an_exchange_that_takes_too_long_is_given_up() -> None:
     task.cancel()
 
 
-async def test_policies_may_be_replaced_between_reports() -> None:
-    connection = Connection(Router())
-    before, after, other = Counter(1.0), Counter(0.0), Counter(10.0)
-    learners: dict[str, Pooled] = {"counter": before}
-    client = Pooling("a", connection.exchange, lambda: learners)
-    other_client = pooling("b", connection, other)
-    await client.report()
-    await other_client.report()
-    assert other.others == 1.0
-    learners = {"counter": after}
-    await client.report()
-    assert after.others == 10.0
-    await asyncio.sleep(20)
-    await other_client.report()
-    assert other.others == 0.0
-
-
 class Replica:
     """A coordinator with a bad and a good drafter, and Hedge to choose between them."""
 
@@ -204,8 +187,7 @@ class Replica:
             Limits(max_batch=4, kv_tokens=1024),
             observe=self.observe,
         )
-        self.learners = learners_of(policies, estimates.acceptance)
-        pooling = Pooling(name, connection.exchange, lambda: self.learners)
+        pooling = Pooling(name, connection.exchange, {"acceptance": estimates.acceptance})
         self.task = asyncio.create_task(pooling.run())
 
     def observe(self, event: Event) -> None:

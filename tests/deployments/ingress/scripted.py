@@ -45,7 +45,7 @@ class ScriptedReplicas(Handle):
 
     @property
     def stop_token_ids(self) -> list[int]:  # type: ignore[override]
-        return [self.tokens.tokenizer.eos_token_id]
+        return [self.tokens._tokenizer.eos_token_id]
 
     @property
     def prompt(self) -> str:
@@ -59,7 +59,7 @@ class ScriptedReplicas(Handle):
         text = self.text if self.replies is None else self.replies(self.prompt)
         ids = self.tokens.encode_blocking(text, add_special_tokens=False)
         finish: Finish = "stop"
-        ids.append(self.tokens.tokenizer.eos_token_id)
+        ids.append(self.tokens._tokenizer.eos_token_id)
         if len(ids) > limit:
             ids, finish = ids[:limit], "length"
         for at in range(0, len(ids), TOKENS_PER_VERDICT):

@@ -34,7 +34,7 @@ def test_with_keys_a_client_is_its_tenant_wherever_it_is() -> None:
     keys = Keys({"a": "key of a"}, priority_for=["a"])
     for address in ("192.0.2.7", "192.0.2.8"):
         client = keys.client("Bearer key of a", address)
-        assert client == Client("a", "a", may_prioritize=True, sees_all=False)
+        assert client == Client("a", "a", may_prioritize=True, is_operator=False)
 
 
 def test_the_share_follows_the_number_of_replicas() -> None:

@@ -275,11 +275,6 @@ def test_a_gap_is_a_loss() -> None:
     assert replicas.requests[1]["output_ids"] == [5]
 
 
-def test_an_early_end_is_a_loss() -> None:
-    tokens, _, _ = run_scripts([ACCEPTED, commit(0, 5)], [ACCEPTED, commit(1, 6, finish="stop")])
-    assert tokens == [5, 6]
-
-
 def test_an_accepted_request_waits_while_the_other_replicas_are_full() -> None:
     lost: Script = [ACCEPTED, commit(0, 5), RayActorError()]
     full: Script = [FULL]
@@ -288,12 +283,6 @@ def test_an_accepted_request_waits_while_the_other_replicas_are_full() -> None:
     )
     assert (tokens, error) == ([5, 6], None)
     assert replicas.requests[-1]["attempt"] == 1, "only losses count"
-
-
-def test_a_refusal_of_the_first_attempt_is_returned_to_the_client() -> None:
-    tokens, replicas, error = run_scripts([FULL])
-    assert isinstance(error, ApiError)
-    assert (error.status, tokens, len(replicas.requests)) == (429, [], 1)
 
 
 @pytest.mark.parametrize(
@@ -313,11 +302,6 @@ def test_a_failure_is_retried_if_it_allows_that(failed: Message, status: int | N
     else:
         assert isinstance(error, ApiError)
         assert (error.status, len(replicas.requests)) == (status, 1)
-
-
-def test_a_death_after_the_last_commit_changes_nothing() -> None:
-    tokens, replicas, error = run_scripts([ACCEPTED, commit(0, 5, finish="stop"), RayActorError()])
-    assert (tokens, error, len(replicas.requests)) == ([5], None, 1)
 
 
 def test_statistics_add_up_over_attempts() -> None:

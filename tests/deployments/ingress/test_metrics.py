@@ -13,20 +13,6 @@ def tokens_by_tenant(metrics: IngressMetrics) -> dict[str, float]:
     return sums
 
 
-def test_a_tenant_gets_its_own_series_alone() -> None:
-    names = ["first", OTHER, *(f"tenant-{number}" for number in range(MOST_TENANTS))]
-    metrics = IngressMetrics(names)
-    for tenant in names:
-        metrics.responded({"status": 200, "tenant": tenant, "prompt_tokens": 3})
-    own = metrics.families_of("first")
-    assert [family.name for family in own] == ["spindle_tenant_responses", "spindle_tenant_tokens"]
-    tenants = {sample.labels["tenant"] for family in own for sample in family.samples}
-    assert tenants == {"first"}
-    assert metrics.families_of(names[-1]) == [], "it is counted together with others"
-    assert metrics.families_of(OTHER) == [], "its series has others' requests"
-    assert metrics.families_of("an address") == []
-
-
 def test_tenants_beyond_the_most_are_counted_together() -> None:
     names = [f"tenant-{number}" for number in range(MOST_TENANTS + 10)]
     metrics = IngressMetrics(names)

@@ -19,7 +19,7 @@ def test_the_document_describes_every_field_the_errors_and_keys(with_keys: bool)
     document = asyncio.run(inside())
     components = document["components"]
     assert {"HTTPValidationError", "ValidationError"}.isdisjoint(components["schemas"])
-    for name in ("CompletionRequest", "ChatRequest", "ResponsesRequest", "TokenizeRequest"):
+    for name in ("CompletionRequest", "ChatRequest", "ResponsesRequest"):
         for field, schema in components["schemas"][name]["properties"].items():
             assert schema.get("description"), f"{name}.{field}"
     for path, methods in document["paths"].items():

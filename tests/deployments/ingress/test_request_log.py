@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import shlex
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ from tests.deployments.local import LocalReplicas, Method, within
 FIELDS: dict[str, Any] = {"model": "target", "prompt": "1, 2, 3,", "max_tokens": 20, "seed": 1}
 
 
-def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
     """The fields of all lines so far."""
-    return [vars(record)["spindle"] for record in caplog.records if "spindle" in vars(record)]
+    texts = [record.getMessage().partition("request ended: ")[2] for record in caplog.records]
+    return [dict(field.split("=", 1) for field in shlex.split(text)) for text in texts if text]
 
 
 @pytest.fixture(autouse=True)
@@ -41,15 +43,17 @@ async def test_a_request_that_ends_has_one_line_with_its_numbers(
     ).json()
     (line,) = lines(caplog)
     assert line["request"] in body["id"]
-    assert (line["tenant"], line["model"], line["status"]) == ("127.0.0.1", "target", 200)
-    assert (line["outcome"], line["reason"]) == ("length", "")
-    assert (line["output_tokens"], line["choices"], line["attempts"]) == (40, 2, 1)
-    assert line["prompt_tokens"] == body["usage"]["prompt_tokens"]
+    assert (line["tenant"], line["model"], line["status"]) == ("127.0.0.1", "target", "200")
+    assert (line["outcome"], line["reason"]) == ("length", "-")
+    assert (line["output_tokens"], line["choices"], line["attempts"]) == ("40", "2", "1")
+    assert int(line["prompt_tokens"]) == body["usage"]["prompt_tokens"]
     spindle = [choice["spindle"] for choice in body["choices"]]
-    assert line["drafted"] == sum(one["drafted"] for one in spindle)
-    assert line["drafters"]["near"] == sum(one["rounds_by_lane"]["near"] for one in spindle)
-    assert line["ttft_s"] == pytest.approx(min(one["ttft_s"] for one in spindle), abs=1e-5)
-    assert line["tpot_s"] == pytest.approx(max(one["tpot_s"] for one in spindle), abs=1e-5)
+    assert int(line["drafted"]) == sum(one["drafted"] for one in spindle)
+    rounds = sum(one["rounds_by_lane"]["near"] for one in spindle)
+    assert f"near:{rounds}" in line["drafters"].split(",")
+    ttft_s, tpot_s = ([one[name] for one in spindle] for name in ("ttft_s", "tpot_s"))
+    assert float(line["ttft_s"]) == pytest.approx(min(ttft_s), abs=1e-5)
+    assert float(line["tpot_s"]) == pytest.approx(max(tpot_s), abs=1e-5)
     text = caplog.records[-1].getMessage()
     assert f"request={line['request']} tenant=127.0.0.1 " in text
     metrics = (await app.client.get("/metrics")).text
@@ -79,7 +83,7 @@ async def test_a_client_that_leaves_is_in_the_log_with_the_requests_id(
         while not lines(caplog):
             await asyncio.sleep(0.01)
     (line,) = lines(caplog)
-    assert (line["outcome"], line["status"]) == ("cancelled", 499)
+    assert (line["outcome"], line["status"]) == ("cancelled", "499")
     assert app.replicas.requests[0]["name"].startswith(line["request"])
 
 
@@ -104,9 +108,9 @@ def test_a_refusal_has_one_line_with_its_reason_and_is_counted(
         headers = {"Authorization": f"Bearer {key}"}
         assert (await app.client.post(path, json=fields, headers=headers)).status_code == status
         (line,) = lines(caplog)
-        assert (line["status"], line["outcome"]) == (status, "refused")
+        assert (line["status"], line["outcome"]) == (str(status), "refused")
         assert reason in line["reason"]
-        assert line["tenant"] == ("" if key == "wrong" else "tenant")
+        assert line["tenant"] == ("-" if key == "wrong" else "tenant")
         assert (await app.client.get("/metrics")).status_code == 401
         text = (await app.client.get("/metrics", headers={"Authorization": "Bearer key"})).text
         assert counts(text, "spindle_responses", "status") == (
@@ -119,33 +123,20 @@ def test_a_refusal_has_one_line_with_its_reason_and_is_counted(
     run(test, api_keys={"tenant": "key"}, operators=["tenant"], limits=limits)
 
 
-@within(http_app, seconds=0.002)
-async def test_over_handles_and_grpc_as_well(app: App, caplog: pytest.LogCaptureFixture) -> None:
-    await app.api.generate({**FIELDS, "top_p": 2})
-    await app.api.generate(FIELDS)
-    [_ async for _ in app.api.stream(FIELDS)]
-    assert [line["status"] for line in lines(caplog)] == [400, 200, 200]
-
-
 @within(http_app, dies=lambda _: 3, limits={"resubmits": 1})
 async def test_losses_of_replicas_are_in_line_and_counts(
     app: App, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert (await app.client.post("/v1/completions", json=FIELDS)).status_code == 503
     (line,) = lines(caplog)
-    assert (line["status"], line["outcome"], line["attempts"]) == (503, "failed", 2)
+    assert (line["status"], line["outcome"], line["attempts"]) == ("503", "failed", "2")
     assert "lost" in line["reason"]
     heartbeats = app.api._heartbeats
-    heartbeats.record_replicas(["a", "b"])
-    app.api.departures.show()
     heartbeats._give_up("a")
-    heartbeats.record_replicas(["b", "c", "d"])
-    app.api.departures.show()
+    heartbeats._give_up("a")
     text = prometheus_text(app.api.metrics.families()).decode()
     assert "spindle_resubmissions_total 1.0" in text
-    assert "spindle_replicas_started_total 4.0" in text
-    assert 'spindle_replicas_left_total{reason="lost"} 1.0' in text
-    assert 'spindle_replicas_left_total{reason="stopped"} 0.0' in text
+    assert "spindle_replicas_lost_total 1.0" in text
 
 
 def test_metrics_have_the_series_of_all_replicas_from_0_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,9 +156,11 @@ def test_metrics_have_the_series_of_all_replicas_from_0_on(monkeypatch: pytest.M
     monkeypatch.setattr(LocalReplicas, "metrics", Method(metrics), raising=False)
 
     async def test(app: App) -> None:
+        for key, status in (("key", 403), ("other key", 200)):
+            app.client.headers["Authorization"] = f"Bearer {key}"
+            assert (await app.client.get("/metrics")).status_code == status
         answer = await app.client.get("/metrics")
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-        assert "spindle_replicas_started_total 3.0" in answer.text
         families = {one.name: one for one in text_string_to_metric_families(answer.text)}
         for metric in (*COUNTERS, *HISTOGRAMS, *GAUGES):
             samples = families[f"spindle_{metric.name}"].samples
@@ -180,4 +173,4 @@ def test_metrics_have_the_series_of_all_replicas_from_0_on(monkeypatch: pytest.M
         assert 'spindle_ttft_seconds_bucket{le="+Inf",replica="one"} 1.0' in text
         assert 'spindle_ttft_seconds_sum{replica="one"} 0.015' in text
 
-    run(test, api_keys={"tenant": "key"}, metrics_without_key=True)
+    run(test, api_keys={"tenant": "key", "operator": "other key"}, operators=["operator"])

@@ -6,8 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from deployments.ingress.errors import ApiError
-from deployments.ingress.turns import AT_ONCE, MOST_WAITING, Pauses, Turns
+from deployments.ingress.turns import AT_ONCE, Turns
 
 
 def test_a_client_with_much_long_work_delays_another_by_one_piece() -> None:
@@ -67,41 +66,5 @@ def test_work_whose_caller_has_left_keeps_its_turn(is_long: bool) -> None:
         assert len(begun) == (1 if is_long else AT_ONCE)
         release.set()
         assert await turns.run(lambda: 5, "one", is_long) == 5
-
-    asyncio.run(inside())
-
-
-def test_work_that_raises_gives_its_turn_back() -> None:
-    def fails() -> None:
-        raise ValueError("no")
-
-    async def inside() -> None:
-        turns = Turns()
-        for is_long in (False, True) * 3 * AT_ONCE:
-            with pytest.raises(ValueError, match="no"):
-                await turns.run(fails, "one", is_long)
-        assert await turns.run(lambda: 5, "one", is_long=True) == 5
-
-    asyncio.run(inside())
-
-
-def test_between_two_calls_of_a_client_is_a_pause_which_no_other_one_waits_for() -> None:
-    async def inside() -> None:
-        pauses, called = Pauses(pause_s=3600.0), list[str]()
-
-        async def call(client: str) -> None:
-            async with pauses.turn(client):
-                called.append(client)
-
-        await call("many")
-        waiting = [asyncio.create_task(call("many")) for _ in range(MOST_WAITING)]
-        await asyncio.sleep(0)
-        with pytest.raises(ApiError, match="wait"):
-            await call("many")
-        await call("one")
-        assert called == ["many", "one"]
-        for one in waiting:
-            one.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
 
     asyncio.run(inside())

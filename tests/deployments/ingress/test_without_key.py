@@ -14,7 +14,7 @@ TENANT = "a-name-of-a-tenant"
 METHODS = ("GET", "POST", "OPTIONS", "HEAD")
 
 
-@within(http_app, api_keys={TENANT: KEY})
+@within(http_app, api_keys={TENANT: KEY}, operators=[TENANT])
 async def test_over_http(app: App) -> None:
     await app.ask(max_tokens=1)
     served = await app.client.get("/metrics", headers={"Authorization": f"Bearer {KEY}"})

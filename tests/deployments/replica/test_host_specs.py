@@ -38,12 +38,15 @@ def test_the_suffix_drafter_keeps_as_many_tokens_as_configured() -> None:
     assert known == [200, 300]
 
 
-def test_heads_are_given_the_target_whose_weights_they_may_take(tmp_path: Path) -> None:
+def test_heads_are_given_the_target_and_the_target_their_layers(
+    tmp_path: Path,
+) -> None:
     target = {"model": "zoo/target"}
     drafters = [write_zoo_head(tmp_path / "head"), {"name": "a", "model": "zoo/tiny"}]
     config = AppConfig.model_validate({"target": target, "drafters": drafters})
     head, model = drafter_specs(config, plan(config))
     assert head.target == target_spec(config, plan(config)).checkpoint
+    assert target_spec(config, plan(config)).feature_layers == (1, 2, 3)
     assert model.target is None
 
 

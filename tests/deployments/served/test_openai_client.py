@@ -11,13 +11,10 @@ from typing import Any
 import jsonschema
 import openai
 import pytest
-import torch
 from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 from openai.types.responses import Response
 
-from engine.sampling.params import SamplingParams
-from tests import reference
 from tests.deployments.served.application import ADMITTED, KEYS
 from tests.deployments.serving import (
     PROMPT,
@@ -25,7 +22,6 @@ from tests.deployments.serving import (
     expected_ids,
     expected_text,
     is_idle,
-    oracle,
     tokenizer,
 )
 
@@ -153,20 +149,6 @@ def test_forced_calls_keep_to_their_schemas_with_and_without_speculation(client:
     assert response.output[0].arguments == written[0][1]
 
 
-def test_responses_keep_to_their_form(client: OpenAI) -> None:
-    fields: dict[str, Any] = {
-        "model": "target",
-        "input": "Count to 7.",
-        "text": {"format": {"type": "json_schema", **ANIMAL}},
-        "max_output_tokens": 200,
-        "temperature": 0,
-    }
-    with client.responses.stream(**fields) as stream:
-        response = stream.get_final_response()
-    assert response.status == "completed"
-    jsonschema.validate(json.loads(response.output_text), ANIMAL["schema"])
-
-
 def _content(choice: Any) -> str:
     message = choice.delta if hasattr(choice, "delta") else choice.message
     return message.content or ""
@@ -217,50 +199,6 @@ def test_logprobs_in_each_apis_own_shape(client: OpenAI) -> None:
     assert text.decode().startswith(chat.choices[0].message.content or "nothing")
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-def test_an_echo_begins_with_the_prompt_and_its_logprobs(client: OpenAI, streamed: bool) -> None:
-    ids = tokenizer()(PROMPT)["input_ids"]
-    if streamed:
-        chunks = client.completions.create(
-            model="target", prompt=ids, max_tokens=24, temperature=0, echo=True, logprobs=1,
-            stream=True,
-        )  # fmt: skip
-        choices = [chunk.choices[0] for chunk in chunks]
-    else:
-        choices = complete(client, prompt=ids, echo=True, logprobs=1).choices
-    assert choices[0].text.startswith(PROMPT)
-    assert "".join(choice.text for choice in choices) == PROMPT + expected_text(0.0, 0, 24)
-    logprobs = [choice.logprobs for choice in choices if choice.logprobs is not None]
-    values = [value for one in logprobs for value in one.token_logprobs or []]
-    tokens = [*ids, *expected_ids(0.0, 0, 24)]
-    logits = torch.from_numpy(reference.forward(oracle(), tokens))
-    expected = logits.log_softmax(-1)[:-1].gather(-1, torch.tensor(tokens)[1:, None])
-    assert values[0] is None
-    assert values[1:] == pytest.approx(expected[:, 0].tolist(), abs=1e-4)
-    assert sum(len(one.top_logprobs or []) for one in logprobs) == len(tokens)
-
-
-def test_vllms_log_probabilities_of_a_long_prompt(client: OpenAI) -> None:
-    """Longer than one forward, and in the prefix cache the second time."""
-    ids = (tokenizer()(PROMPT)["input_ids"] * 200)[:1800]
-    logits = torch.from_numpy(reference.forward(oracle(), ids)).log_softmax(-1)
-    expected = logits[:-1].gather(-1, torch.tensor(ids)[1:, None])[:, 0].tolist()
-    for _ in range(2):
-        fields = {"prompt_logprobs": 20}
-        choice = complete(client, prompt=ids, max_tokens=1, extra_body=fields).choices[0]
-        first, *positions = (choice.model_extra or {})["prompt_logprobs"]
-        assert first is None
-        own = [one[str(token)] for one, token in zip(positions, ids[1:], strict=True)]
-        assert [one["logprob"] for one in own] == pytest.approx(expected, abs=1e-3)
-        assert all(
-            {*range(1, 21)} <= {other["rank"] for other in one.values()} for one in positions
-        )
-    chat = client.chat.completions.create(
-        model="target", messages=MESSAGES, max_tokens=4, extra_body={"prompt_logprobs": 0}
-    )
-    assert len((chat.model_extra or {})["prompt_logprobs"]) == chat.usage.prompt_tokens  # type: ignore[union-attr]
-
-
 def test_each_of_500_at_once_is_served_or_refused_with_retry_after(client: OpenAI) -> None:
     async def ask(impatient: AsyncOpenAI, seed: int) -> str | openai.RateLimitError:
         try:
@@ -284,27 +222,6 @@ def test_each_of_500_at_once_is_served_or_refused_with_retry_after(client: OpenA
     assert all(int(one.response.headers["retry-after"]) > 0 for one in refused)
     assert all(text == expected_text(1.0, seed, 24) for seed, text in served)
     eventually(is_idle, "all KV is free or cached")
-
-
-def test_forbidden_tokens_and_words_are_never_chosen(client: OpenAI) -> None:
-    plain = expected_ids(1.0, 5, 24)
-    word = next(text for token in plain[4:] if (text := tokenizer().decode([token]).strip()))
-    allowed = sorted({*plain, *range(100, 600)})
-    fields = {"allowed_token_ids": allowed, "bad_words": [word]}
-    ids = tokenizer()(PROMPT)["input_ids"]
-    bad = {tuple(tokenizer().encode(text)) for text in (word, f" {word}")}
-    params = SamplingParams(
-        max_tokens=24,
-        stop_token_ids=(tokenizer().eos_token_id,),
-        allowed_token_ids=tuple(allowed),
-        bad_words=tuple(bad),
-    )
-    expected = reference.generate(oracle(), ids, params, 5)
-    assert expected != plain
-    for speculation in ("off", {"drafter": "tiny", "max_depth": 4}):
-        body = {**fields, "speculation": speculation, "return_token_ids": True}
-        answer = complete(client, temperature=1, seed=5, extra_body=body)
-        assert answer.choices[0].to_dict()["token_ids"] == expected
 
 
 def test_errors_are_the_clients_own_exceptions(client: OpenAI) -> None:

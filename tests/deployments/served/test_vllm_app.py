@@ -5,27 +5,21 @@ the backend in test_app.py.
 """
 
 import asyncio
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import requests
-from ray import serve
 
 from benchmarks.serving.streams import ReceivedStream, read_all
 from engine.sampling.params import SamplingParams
 from engine.verifiers.vllm.environment import process_environment
 from tests.actors.hosts.cluster import processes
 from tests.deployments.killing import Kill
-from tests.deployments.served.application import APPLICATIONS, KEYS
+from tests.deployments.served.application import KEYS
 from tests.deployments.serving import (
-    METRICS_URL,
     PROMPT,
     URL,
-    VLLM_LOADS_S,
-    deploy,
     eventually,
     is_idle,
     oracle,
@@ -38,7 +32,6 @@ pytestmark = [
     pytest.mark.parametrize("app", ["vllm"], indirect=True),
     pytest.mark.usefixtures("app"),
 ]
-ARGS = APPLICATIONS["vllm"]
 AUTHORIZED = {"Authorization": f"Bearer {KEYS['alpha']}"}
 PROMPTS = (
     PROMPT,
@@ -68,13 +61,6 @@ def bodies(max_tokens: int) -> list[dict[str, Any]]:
         }
         for number in range(8)
     ]
-
-
-def ask(**fields: Any) -> dict[str, Any]:
-    body = {"model": "target", "prompt": PROMPT, "max_tokens": 40, **fields}
-    url = f"{URL}/v1/completions"
-    answer: dict[str, Any] = requests.post(url, json=body, headers=AUTHORIZED, timeout=60).json()
-    return answer
 
 
 def stream(
@@ -131,28 +117,3 @@ def test_intels_openmp_is_loaded_before_anything_else() -> None:
     if preloaded is None:
         pytest.skip("intel-openmp is not installed")
     assert preloaded in Path(f"/proc/{pid}/maps").read_text()
-
-
-def test_vllms_own_metrics_are_beside_ours() -> None:
-    def shown() -> set[str]:
-        ask()  # Ray drops a gauge that has not been set for 20 s
-        text = urllib.request.urlopen(METRICS_URL, timeout=10).read().decode()
-        return {line.split("{")[0] for line in text.splitlines() if "{" in line}
-
-    wanted = {
-        "ray_vllm_num_requests_running",
-        "ray_vllm_kv_cache_usage_perc",
-        "ray_spindle_committed_tokens_total",
-    }
-    eventually(lambda: wanted <= shown(), f"{wanted} are shown")
-
-
-def test_in_the_replicas_own_process_eight_streams_are_the_oracles_as_well() -> None:
-    """On several ranks: tests/actors/hosts/test_fleet.py."""
-    serve.delete("spindle")
-    deploy({**ARGS, "target": {**ARGS["target"], "placement": "inline"}}, within_s=VLLM_LOADS_S)
-    asked = bodies(max_tokens=32)
-    received = stream(asked)
-    check(received, asked)
-    assert sum(one.statistics["accepted"] for one in received if one.statistics) > len(received)
-    eventually(is_idle, "nothing runs")

@@ -93,8 +93,8 @@ def stock_features(
     return torch.cat([output.hidden_states[layer][0] for layer in layers], 1).float().numpy()
 
 
-def check_features(reader: FeatureReader, model: PreTrainedModel) -> None:
+def check_features(reader: FeatureReader, model: PreTrainedModel, atol: float = 1e-4) -> None:
     assert reader.read, "no features were read"
     for _, tokens, rows in reader.read:
         expected = stock_features(model, tokens, reader.feature_layers)[: len(rows)]
-        np.testing.assert_allclose(rows, expected, atol=1e-4)
+        np.testing.assert_allclose(rows, expected, atol=atol)

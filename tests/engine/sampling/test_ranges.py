@@ -141,31 +141,6 @@ def test_stop_tokens_that_leave_none_to_choose_are_refused(logit_bias: dict[int,
     assert "stop_token_ids" in str(event.error)
 
 
-@pytest.mark.parametrize(
-    ("field", "fields"),
-    [
-        ("allowed_token_ids", {"allowed_token_ids": ()}),
-        ("bad_words", {"allowed_token_ids": (5, 6), "bad_words": ((5,), (7, 6))}),
-        ("min_tokens", {"allowed_token_ids": (5,), "stop_token_ids": (5, 6), "min_tokens": 1}),
-        (
-            "min_tokens",
-            {
-                "allowed_token_ids": (5, 6),
-                "stop_token_ids": (5,),
-                "bad_words": ((6,),),
-                "min_tokens": 1,
-            },
-        ),
-    ],
-)
-def test_forbidden_tokens_that_could_leave_none_to_choose_are_refused(
-    field: str, fields: dict[str, Any]
-) -> None:
-    (event,) = generate(verifier(), [prompt()], replace(PLAIN, **fields))
-    assert isinstance(event, Rejected)
-    assert event.error.field == field
-
-
 @pytest.mark.parametrize("field", ["logit_bias", "stop_token_ids"])
 def test_too_many_tokens_are_refused(field: str) -> None:
     tokens = range(1025)

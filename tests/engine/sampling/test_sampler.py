@@ -64,12 +64,6 @@ PARAMS = st.builds(
     min_tokens=st.sampled_from([0, 5, 6, 12]),
     max_tokens=st.just(100),
     stop_token_ids=st.lists(st.integers(0, VOCAB - 1), max_size=3).map(tuple),
-    allowed_token_ids=st.none() | st.lists(st.integers(0, VOCAB - 1), min_size=20).map(tuple),
-    bad_words=st.lists(
-        # The last tokens of `OUTPUT`, and tokens of paths.
-        st.lists(st.sampled_from([8, 299, 1, 2]), min_size=1, max_size=3).map(tuple),
-        max_size=3,
-    ).map(tuple),
 )
 ENDS = st.builds(
     SamplingParams,

@@ -15,9 +15,11 @@ from engine.errors import RankLost
 from engine.protocol import Commit
 from engine.verifiers.vllm.loading import VllmSpec, load_vllm
 from tests import prompt_logprobs
+from tests.engine.drafters.feature_reader import FeatureReader, check_features
 from tests.engine.streams import END, SAMPLING, questions, reference_target
 from tests.engine.verifiers.backends import EAGER
 from tests.engine.verifiers.orders import order, verdict
+from tests.engine.verifiers.test_vllm_features import CLOSE, LAYERS
 from tests.identity import Identity
 
 if TYPE_CHECKING:  # imports vLLM, which takes every process that collects tests seconds
@@ -26,7 +28,14 @@ if TYPE_CHECKING:  # imports vLLM, which takes every process that collects tests
 
 @pytest.fixture(scope="module")
 def verifier() -> "Iterator[VllmVerifier]":
-    spec = VllmSpec(model_path(TARGET), "float32", 2048, tensor_parallel=2, engine_args=EAGER)
+    spec = VllmSpec(
+        model_path(TARGET),
+        "float32",
+        2048,
+        tensor_parallel=2,
+        engine_args=EAGER,
+        feature_layers=LAYERS,
+    )
     verifier = load_vllm(spec)
     yield verifier
     verifier.shutdown()
@@ -39,12 +48,14 @@ def test_two_ranks_streams_equal_the_references(verifier: "VllmVerifier") -> Non
     ]
     prompts = list(islice(cycle(questions(False)), len(params)))
     streams: list[list[int]] = [[] for _ in prompts]
-    for commit in generate(verifier, prompts, params, drafter=NgramDrafter("ngram"), max_batch=3):
+    reader = FeatureReader(NgramDrafter("ngram"), LAYERS)
+    for commit in generate(verifier, prompts, params, drafter=reader, max_batch=3):
         assert isinstance(commit, Commit)
         streams[int(commit.request)].extend(commit.token_ids)
     for prompt, stream, one in zip(prompts, streams, params, strict=True):
         identity.check(prompt, stream, one, seed=7)
     identity.finish()
+    check_features(reader, reference_target(), CLOSE)
     assert verifier.blocks().used == 0
 
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -59,8 +58,9 @@ def test_a_partial_batch_is_due_once_the_oldest_request_has_waited_for_the_timeo
 @given(st.floats(0, 1e6), st.floats(0.001, 10))
 def test_a_batch_is_due_when_a_timer_set_on_arrival_fires(now: float, timeout_s: float) -> None:
     """(now + timeout) - now may round to less than the timeout, and no other timer follows."""
-    schedule = SelfRanked(SelfRankedParams(rank="length", timeout_s=timeout_s))
+    schedule = SelfRanked(SelfRankedParams(timeout_s=timeout_s))
     schedule.arrive(view("a"), now)
+    schedule.arrive(view("b"), now)
     assert schedule.due(now + timeout_s) is not None
 
 
@@ -81,13 +81,11 @@ def test_a_request_that_ends_before_it_is_ranked_is_left_out() -> None:
     assert due(schedule, 0.0).requests == ("01", "02", "03")
 
 
-def test_one_request_alone_needs_no_prompt_for_its_rank_but_one_for_its_length() -> None:
+def test_one_request_alone_needs_no_prompt_for_its_rank() -> None:
     by_rank = arrived(SelfRankedParams(timeout_s=1.0), 1)
     assert by_rank.due(1.0) is None
     by_rank.arrive(view("01"), 1.0)
     assert by_rank.pick([view("01", 0.0), view("00", 1.0)], [], 2, 1.0) == ["00", "01"]
-    by_length = arrived(SelfRankedParams(timeout_s=1.0, rank="length"), 1)
-    assert due(by_length, 1.0).requests == ("00",)
 
 
 def test_the_queue_can_request_lengths_for_any_schedule() -> None:
@@ -113,22 +111,12 @@ def test_requests_run_at_once_in_the_order_of_arrival_until_they_are_ranked() ->
     assert schedule.pick(views(3), [], 3, 0.0) == ["00", "01", "02"]
 
 
-@pytest.mark.parametrize(
-    ("rank", "order"),
-    [
-        # Ranks 1, 2 of one batch against 1, 2 of another: the paper compares them as they are.
-        ("batch", ["00", "02", "01", "03"]),
-        ("length", ["00", "01", "02", "03"]),
-    ],
-)
-def test_ranks_and_lengths_compare_across_batches(
-    rank: Literal["batch", "length"], order: list[str]
-) -> None:
-    schedule = arrived(SelfRankedParams(batch=2, rank=rank), 4)
+def test_ranks_compare_across_batches_as_they_are() -> None:
+    schedule = arrived(SelfRankedParams(batch=2), 4)
     short, long = due(schedule, 0.0), due(schedule, 0.0)
     schedule.answer(long, [500.0, 600.0])
     schedule.answer(short, [10.0, 20.0])
-    assert schedule.pick(views(4), [], 4, 0.0) == order
+    assert schedule.pick(views(4), [], 4, 0.0) == ["00", "02", "01", "03"]
 
 
 def test_a_request_without_a_value_gets_the_median_rank() -> None:
@@ -245,17 +233,16 @@ class Clairvoyant(SelfRanked):
 
     def arrive(self, request: RequestView, now: float) -> None:
         super().arrive(request, now)
-        self.answer(due(self, now), [float(request.max_tokens)])
+        self._states[request.name].rank = float(request.max_tokens)
 
 
 def test_the_papers_promotion_does_not_bound_waiting() -> None:
     """Line 12 sorts promoted requests by rank, so short ones that starve as well pass a long one
     forever. FairSchedule's turns are in the order of waiting, which bounds it."""
-    params = SelfRankedParams(batch=1, rank="length")
     jobs = [Job("long", 0.0, 50), *(Job(f"s{i:03}", 0.1 + 0.2 * i, 3) for i in range(150))]
-    alone = serve(Clairvoyant(params), jobs)
+    alone = serve(Clairvoyant(), jobs)
     turns = FairnessParams(starve_after_s=1.0)
-    inside = serve(FairSchedule(Clairvoyant(params), turns), jobs)
+    inside = serve(FairSchedule(Clairvoyant(), turns), jobs)
     assert alone.longest_wait_s["long"] > 30
     assert inside.longest_wait_s["long"] < 15
 
@@ -263,11 +250,10 @@ def test_the_papers_promotion_does_not_bound_waiting() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: SelfRankedParams(rank="length", form="rank_only"),
         lambda: SelfRankedParams(quantum_steps=0),
         lambda: SelfRankedParams(max_promotions=0),
     ],
 )
 def test_contradictory_parameters_are_refused(make: Callable[[], object]) -> None:
-    with pytest.raises(ValueError, match=r"needs form: length_only|start at 1"):
+    with pytest.raises(ValueError, match="start at 1"):
         make()

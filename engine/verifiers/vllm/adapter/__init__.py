@@ -2,6 +2,6 @@
 
 core.py runs vLLM's engine core step by step; the caller gives each step its requests and drafts.
 Three parts of vLLM are replaced for that, by dotted paths that its workers can import: the
-scheduler (scheduler.py), the proposer and the sampler (worker.py). support.py checks that this vLLM
-has what they rely on.
+scheduler (scheduler.py), the proposer and the sampler (worker.py, which also hands out features).
+support.py checks that this vLLM has what they rely on.
 """

@@ -14,7 +14,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.request import Request
 
 from engine.errors import RankLost
-from engine.protocol import Start, TokenLogprobs
+from engine.protocol import Features, Start, TokenLogprobs
 from engine.sampling.params import SamplingParams
 from engine.verifiers.vllm.adapter.scheduler import Turn, TurnScheduler
 from engine.verifiers.vllm.adapter.support import check, require_attributes, unsupported
@@ -34,6 +34,8 @@ class Outcome:
     """vLLM has removed the request, as it has as many tokens as the model's context."""
     cached: int | None = None
     """Tokens from the prefix cache, with the first token that is chosen."""
+    features: Features | None = None
+    """As Verdict.features."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class StepEngine:
         self._metrics = _ray_metrics(config) if ray_metrics else None
         set_num_threads = torch.set_num_threads
         try:
-            self._core = EngineCore(config, Executor.get_class(config), log_stats=ray_metrics)
+            self._core = EngineCore(config, _executor, log_stats=ray_metrics)
         finally:
             # On a CPU vLLM disables it for the whole process, including drafters beside it.
             torch.set_num_threads = set_num_threads
@@ -77,7 +79,6 @@ class StepEngine:
             "kv_cache_manager.block_pool.free_block_queue.remove",
             "kv_cache_manager.block_pool.free_block_queue.prepend_n",
         )
-        self._core.model_executor.collective_rpc("replace_sampler")
         self._logprob_counts: dict[str, int] = {}
         """The `logprobs` of each request that has requested them."""
         self._failure = ""
@@ -157,10 +158,7 @@ class StepEngine:
         requests = {name: self._scheduler.requests[name] for name in turns}
         before = {name: one.num_computed_tokens for name, one in requests.items()}
         self._scheduler.plan(turns)
-        masks = {name: turn.allowed for name, turn in turns.items() if turn.allowed is not None}
         try:
-            if masks:
-                self._core.model_executor.collective_rpc("set_allowed", args=(masks,))
             outputs, _ = self._core.step()
         except Exception as error:
             self._failure = f"vLLM stopped: {error!r}"
@@ -175,16 +173,17 @@ class StepEngine:
         }
         outcomes = {}
         for name, request in requests.items():
-            output = by_request.get(name)
+            output, features = by_request.get(name), self._scheduler.features.get(name)
             if output is not None:
                 tokens = tuple(output.new_token_ids)
                 reported, prompt = self._reported(name, output), _prompt_logprobs(output)
                 prefill = output.prefill_stats
                 cached = None if prefill is None else prefill.num_cached_tokens
-                outcomes[name] = Outcome(tokens, 0, reported, prompt, request.is_finished(), cached)
+                finished = request.is_finished()
+                outcomes[name] = Outcome(tokens, 0, reported, prompt, finished, cached, features)
             elif request.num_computed_tokens > before[name]:
                 pending = request.num_tokens - request.num_computed_tokens
-                outcomes[name] = Outcome((), pending, None, (), False)
+                outcomes[name] = Outcome((), pending, None, (), False, None, features)
         return outcomes
 
     def blocks(self) -> KvBlocks:
@@ -230,17 +229,20 @@ class StepEngine:
         self.close(names)
 
 
+def _executor(config: VllmConfig) -> Executor:
+    """vLLM's own, whose workers are changed after they have loaded the weights and before anything
+    is compiled."""
+    executor = Executor.get_class(config)(config)
+    executor.collective_rpc("adapt")
+    return executor
+
+
 def _prompt_logprobs(output: EngineCoreOutput) -> tuple[TokenLogprobs, ...]:
     tensors = output.new_prompt_logprobs_tensors
     if tensors is None:
         return ()
-    rows = zip(
-        tensors.logprob_token_ids.tolist(),
-        tensors.logprobs.tolist(),
-        tensors.selected_token_ranks.tolist(),
-        strict=True,
-    )
-    return tuple(_token_logprobs(ids, values)._replace(rank=rank) for ids, values, rank in rows)
+    rows = zip(tensors.logprob_token_ids.tolist(), tensors.logprobs.tolist(), strict=True)
+    return tuple(_token_logprobs(ids, values) for ids, values in rows)
 
 
 def _token_logprobs(ids: Sequence[int], values: Sequence[float]) -> TokenLogprobs:

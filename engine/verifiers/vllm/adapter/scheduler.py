@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue, create_request_queue
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.outputs import DraftTokenIds
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from engine.protocol import FeatureRange, Features
 from engine.verifiers.vllm.adapter.fair_cache import FairCache
 from engine.verifiers.vllm.sampling import SAMPLER_INPUT, SamplerInput
 
@@ -31,6 +34,8 @@ class Turn:
     allowed: Sequence[NDArray[np.int32] | None] | None = None
     """For a request with a grammar: the tokens allowed (sampler.Row.allowed) after its last
     committed token and after each token of its draft."""
+    features: FeatureRange | None = None
+    """As VerifyOrder.features."""
 
 
 class TurnScheduler(Scheduler):
@@ -46,6 +51,8 @@ class TurnScheduler(Scheduler):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._turns: Mapping[str, Turn] = {}
+        self.features: Mapping[str, Features] = {}
+        """Those of the last step, by request."""
         self._fair_cache = FairCache(self.kv_cache_manager.block_pool)
         # vLLM would pad a request that enters the batch with one token left by rows for a draft it
         # does not have; a schedule of draft lengths (here a constant) turns that off.
@@ -74,10 +81,33 @@ class TurnScheduler(Scheduler):
         )
         ran = output.num_scheduled_tokens
         self.running.sort(key=lambda one: one.request_id not in ran)  # stable
+        turns = {name: self._turns[name] for name in ran}
+        output.spindle_allowed = {
+            name: turn.allowed for name, turn in turns.items() if turn.allowed is not None
+        }
+        output.spindle_features = {
+            name: turn.features for name, turn in turns.items() if turn.features is not None
+        }
         return output
 
-    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
-        """Does nothing, as drafts come with the turns."""
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        self.features = getattr(model_runner_output, "spindle_features", {})
+        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
+            scheduler_output, model_runner_output
+        )
+        return outputs
+
+    def _get_local_prefix_cache_hit(self, request: Request) -> tuple[KVCacheBlocks, int, int, bool]:
+        """Stops at the position from which features are wanted, as the cache has none."""
+        hit: tuple[KVCacheBlocks, int, int, bool] = super()._get_local_prefix_cache_hit(request)
+        blocks, cached, *others = hit
+        wanted = self._turns[request.request_id].features
+        if wanted is None or cached <= wanted.first:
+            return hit
+        cached = wanted.first // self.block_size * self.block_size
+        return self.kv_cache_manager.truncate_computed_blocks(blocks, cached), cached, *others
 
     def _reserve_prefill_lookahead(
         self, request: Request, num_computed_tokens: int, num_new_tokens: int

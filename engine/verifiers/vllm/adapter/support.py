@@ -8,6 +8,7 @@ from vllm.distributed.parallel_state import (
     destroy_distributed_environment,
     destroy_model_parallel,
 )
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -33,9 +34,10 @@ def check(config: VllmConfig) -> None:
     if not vllm.__version__.startswith(f"{SUPPORTED_VLLM}."):
         raise unsupported("another version")
     require_attributes(Scheduler, "schedule", "_reserve_prefill_lookahead", "_preempt_request")
-    require_attributes(Scheduler, "_free_request_blocks")
+    require_attributes(Scheduler, "_free_request_blocks", "_get_local_prefix_cache_hit")
+    require_attributes(KVCacheManager, "truncate_computed_blocks")
     require_attributes(EngineCore, "step", "add_request", "abort_requests")
-    require_attributes(GPUModelRunner, "_sample")
+    require_attributes(GPUModelRunner, "_sample", "sample_tokens")
     if config.use_v2_model_runner:
         raise unsupported("model runner V2 is on, set VLLM_USE_V2_MODEL_RUNNER=0")
     if config.scheduler_config.async_scheduling:

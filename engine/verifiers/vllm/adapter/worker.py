@@ -1,17 +1,21 @@
-"""Changes to vLLM's workers: an empty proposer, and our sampler."""
+"""Changes to vLLM's workers: an empty proposer, our sampler, and features for heads."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from vllm.config import VllmConfig
-from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.model_executor.models.interfaces import supports_eagle3
+from vllm.v1.outputs import LogprobsTensors, ModelRunnerOutput, SamplerOutput
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.gpu_model_runner import ExecuteModelState, GPUModelRunner
 
-from engine.verifiers.vllm.adapter.support import require_attributes
+from engine.hidden_states import rows_of
+from engine.protocol import Features
+from engine.verifiers.vllm.adapter.support import require_attributes, unsupported
+from engine.verifiers.vllm.loading import FEATURE_LAYERS
 from engine.verifiers.vllm.sampling import (
     SAMPLER_INPUT,
     ChosenTokens,
@@ -44,32 +48,78 @@ class WorkerExtension:
 
     model_runner: GPUModelRunner
 
-    def replace_sampler(self) -> None:
+    def adapt(self) -> None:
+        """Called after the weights are loaded, and before anything is compiled."""
         runner = self.model_runner
         require_attributes(
             runner,
-            "_sample",
             "sampler.gather_logprobs",
             "requests",
             "input_batch.req_ids",
             "input_batch.num_tokens_no_spec",
+            "input_batch.num_computed_tokens_cpu",
             "discard_request_mask.np",
             "effective_drafter_max_model_len",
+            "execute_model_state",
+            "use_aux_hidden_state_outputs",
         )
-        runner._sample = partial(sample, runner)
-        runner._spindle_allowed = {}
+        runner.sample_tokens = partial(sample_tokens, runner, runner.sample_tokens)
         runner.sampler.gather_logprobs = _gather_logprobs
         # Near the end of the context vLLM disables the proposer on a path that needs CUDA, which
         # an empty proposer does not need.
         runner.effective_drafter_max_model_len = NO_LIMIT
+        layers = runner.vllm_config.additional_config.get(FEATURE_LAYERS)
+        if layers:
+            model = runner.get_model()
+            if not supports_eagle3(model):
+                raise unsupported(f"{type(model).__name__} hands out no hidden states for heads")
+            model.set_aux_hidden_state_layers(tuple(layers))
+            runner.use_aux_hidden_state_outputs = True
 
-    def set_allowed(self, masks: AllowedTokens) -> None:
-        """Sets Turn.allowed of the next step's requests, by their names in vLLM."""
-        self.model_runner._spindle_allowed = masks
+
+def sample_tokens(
+    runner: GPUModelRunner, original: Callable[..., ModelRunnerOutput], *arguments: object
+) -> ModelRunnerOutput:
+    """Replaces GPUModelRunner.sample_tokens: our sampler, and the features that the step's turns
+    want as an attribute of the output."""
+    state = runner.execute_model_state
+    runner._sample = partial(sample, runner, state.scheduler_output.spindle_allowed)
+    output = original(*arguments)
+    output.spindle_features = _features(runner, state, output.sampled_token_ids)
+    return output
+
+
+def _features(
+    runner: GPUModelRunner, state: ExecuteModelState, sampled: Sequence[Sequence[int]]
+) -> dict[str, Features]:
+    """Those of the committed tokens that the step has computed and of accepted drafts."""
+    scheduled, wanted = state.scheduler_output, state.scheduler_output.spindle_features
+    if not wanted or state.aux_hidden_states is None:
+        return {}
+    # In ascending order, without repeats: as vLLM hands them out.
+    layers = runner.vllm_config.additional_config[FEATURE_LAYERS]
+    states = dict(zip(layers, state.aux_hidden_states, strict=True))
+    features = {}
+    row = 0
+    for index, name in enumerate(runner.input_batch.req_ids):
+        rows = scheduled.num_scheduled_tokens[name]
+        if name in wanted:
+            drafted = len(scheduled.scheduled_spec_decode_tokens.get(name, ()))
+            kept = rows - drafted + max(len(sampled[index]) - 1, 0)
+            computed = int(runner.input_batch.num_computed_tokens_cpu[index])
+            first = max(computed, wanted[name].first)
+            indices = range(row + first - computed, row + kept)
+            parts = [states[layer] for layer in wanted[name].layers]
+            features[name] = Features(first, rows_of(parts, indices))
+        row += rows
+    return features
 
 
 def sample(
-    runner: GPUModelRunner, logits: torch.Tensor, drafts: SpecDecodeMetadata | None
+    runner: GPUModelRunner,
+    allowed: AllowedTokens,
+    logits: torch.Tensor,
+    drafts: SpecDecodeMetadata | None,
 ) -> SamplerOutput:
     """Replaces GPUModelRunner._sample: a row for each request and each token of its draft."""
     names = runner.input_batch.req_ids
@@ -77,14 +127,13 @@ def sample(
     tokens = [] if drafts is None else drafts.draft_token_ids.tolist()
     unfinished = runner.discard_request_mask.np[: len(names)].tolist()
     requests, indices = [], []
-    allowed: AllowedTokens = runner._spindle_allowed
     first_row = first_draft = 0
     for index, (name, count) in enumerate(zip(names, counts, strict=True)):
         if not unfinished[index]:
             request = runner.requests[name]
             inputs: SamplerInput = request.sampling_params.extra_args[SAMPLER_INPUT]
             history: list[int] = []
-            if inputs.start.params.reads_history:
+            if inputs.start.params.has_penalties:
                 history = [*request.prompt_token_ids, *request.output_token_ids]
             draft = tokens[first_draft : first_draft + count]
             position = int(runner.input_batch.num_tokens_no_spec[index])

@@ -52,16 +52,6 @@ def test_logprobs_begin_with_the_prompts() -> None:
         assert token.startswith("bytes:") or choice["text"][begin:end] == token
 
 
-def test_each_choice_begins_with_its_own_prompt() -> None:
-    prompts = ["one two", TEXT]
-    choices = answer(prompt=prompts, n=2, echo=True, logprobs=0)["choices"]
-    assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
-    for choice, prompt in zip(choices, ["one two"] * 2 + [TEXT] * 2, strict=True):
-        assert choice["text"].startswith(prompt)
-        assert len(choice["logprobs"]["tokens"]) == len(ZOO.encode_blocking(prompt)) + 12
-    assert choices[2]["text"] != choices[3]["text"], "n choices have seeds of their own"
-
-
 def test_stop_strings_are_searched_in_the_output_only() -> None:
     plain = answer()["choices"][0]["text"]
     stop = plain[len(plain) // 2 :][:6]

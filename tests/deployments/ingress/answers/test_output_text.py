@@ -147,32 +147,14 @@ def test_nothing_depends_on_how_the_tokens_are_cut_into_verdicts(
         assert text == whole
 
 
-def test_a_stop_string_across_tokens_is_never_shown_in_part() -> None:
-    ids = ZOO.encode_blocking("one two three four")
-    answer = AnswerText(ZOO, StopRule(["two thr"]))
-    pieces = [answer.take([token], None) for token in ids]
-    shown = [piece.text for piece in pieces]
-    ended = next(i for i, piece in enumerate(pieces) if piece.finish)
-    assert "".join(shown[: ended + 1]) == "one "
-    assert pieces[ended].finish == "stop"
-
-
-def test_the_token_that_ends_the_output_adds_no_text() -> None:
-    ids = ZOO.encode_blocking("one two")
-    text, tokens, _, finish = answer_in_cuts(ids, [], finish="stop")
-    assert text == ZOO.decode(ids[:-1])
-    assert (tokens, finish) == (len(ids), "stop")
-
-
-@pytest.mark.parametrize("included", [False, True])
-def test_what_has_stopped_the_output_is_named_and_can_be_included(included: bool) -> None:
+def test_what_has_stopped_the_output_is_named() -> None:
     ids = ZOO.encode_blocking("one two three")
     end = ids[-1]
-    rule = StopRule(["w", "tw"], token_ids=[end], included=included)
+    rule = StopRule(["w", "tw"], token_ids=[end])
     by_string = AnswerText(ZOO, rule).take(ids, "length")
-    assert (by_string.text, by_string.stop_reason) == ("one tw" if included else "one ", "tw")
+    assert (by_string.text, by_string.stop_reason) == ("one ", "tw")
     by_token = AnswerText(ZOO, replace(rule, strings=[])).take(ids, "stop")
-    assert by_token.text == ("one two three" if included else ZOO.decode(ids[:-1]))
+    assert by_token.text == ZOO.decode(ids[:-1])
     assert by_token.stop_reason == end
     of_the_model = AnswerText(ZOO, StopRule()).take(ids, "stop")
     assert (of_the_model.finish, of_the_model.stop_reason) == ("stop", None)

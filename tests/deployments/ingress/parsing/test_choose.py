@@ -7,11 +7,12 @@ from pydantic import TypeAdapter
 
 from cluster.built_in_models import TARGET, model_path
 from cluster.config import TargetConfig
-from deployments.ingress.parsing.choose import OutputParser, OutputParsers
+from deployments.ingress.parsing.choose import OutputParsers
+from deployments.ingress.parsing.parser import FormatParser
 from deployments.ingress.requests.tools import Tool, ToolChoice, ToolUse
 from deployments.ingress.tokenizer import Tokens
 from engine.errors import InvalidRequest
-from tests.deployments.ingress.parsing.test_formats import CALLS, PARIS, summary
+from tests.deployments.ingress.parsing.test_formats import CALLS, PARIS, parse, summary
 
 PARAMETERS = {
     "type": "object",
@@ -29,15 +30,15 @@ def tokens() -> Tokens:
 
 
 def parsers(tool_parser: str | None = None, reasoning_parser: str | None = None) -> OutputParsers:
-    config = TargetConfig(tool_parser=tool_parser, reasoning_parser=reasoning_parser)
-    return OutputParsers(config, tokens())
+    given = {"tool_parser": tool_parser, "reasoning_parser": reasoning_parser}
+    return OutputParsers(TargetConfig.model_validate(given), tokens())
 
 
 def use(choice: object = "auto", parallel: bool = True) -> ToolUse:
     return ToolUse.of(TOOLS, TypeAdapter(ToolChoice).validate_python(choice), parallel)
 
 
-def made(chosen: OutputParsers, wanted: ToolUse, prompt: str = "") -> OutputParser:
+def made(chosen: OutputParsers, wanted: ToolUse, prompt: str = "") -> FormatParser:
     parser = chosen.make(wanted, tokens().encode_blocking(prompt))
     assert parser is not None
     return parser
@@ -46,7 +47,7 @@ def made(chosen: OutputParsers, wanted: ToolUse, prompt: str = "") -> OutputPars
 @pytest.mark.parametrize("case", range(len(CALLS) - 1))
 def test_calls_by_the_configured_format(case: int) -> None:
     name, text, content, calls = CALLS[case]
-    assert summary(made(parsers(name), use()).whole(text, [])) == ("", content, calls)
+    assert summary(parse(made(parsers(name), use()), [text])) == ("", content, calls)
 
 
 def test_without_tools_and_reasoning_nothing_is_parsed() -> None:
@@ -63,7 +64,7 @@ def test_auto_without_a_parser_is_refused_and_required_is_not() -> None:
         (PARIS[1], {"type": "function", "function": {"name": "get_weather"}}),
     ):
         parsers().check(use(choice))
-        assert summary(made(parsers(), use(choice)).whole(text, [])) == ("", "", [PARIS])
+        assert summary(parse(made(parsers(), use(choice)), [text])) == ("", "", [PARIS])
 
 
 @pytest.mark.parametrize(
@@ -76,10 +77,4 @@ def test_auto_without_a_parser_is_refused_and_required_is_not() -> None:
 )
 def test_reasoning_may_be_opened_by_the_prompt(name: str, prompt: str, text: str) -> None:
     parser = made(parsers(None, name), ToolUse(), prompt)
-    assert summary(parser.whole(text, [])) == ("Hm.", "Yes.", [])
-
-
-@pytest.mark.parametrize("name", ["qwen3", "deepseek_r1"])
-def test_a_prompt_that_closes_the_reasoning_leaves_content(name: str) -> None:
-    parser = made(parsers(None, name), ToolUse(), "assistant\n<think>\n\n</think>\n\n")
-    assert summary(parser.whole("Yes.", [])) == ("", "Yes.", [])
+    assert summary(parse(parser, [text])) == ("Hm.", "Yes.", [])

@@ -1,7 +1,6 @@
 """Recorded outputs of models, cut at every place: calls, content and reasoning are the same."""
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import pytest
@@ -24,13 +23,11 @@ from deployments.ingress.parsing.parser import (
     FormatParser,
     Reasoning,
 )
-from deployments.ingress.parsing.pythonic import pythonic
 
 NAMES = ("get_weather", "search", "now")
 FORMATS: dict[str, Format] = {
     "hermes": hermes,
     "llama3_json": partial(llama3_json, names=NAMES),
-    "pythonic": partial(pythonic, names=NAMES),
     "call_list": call_list,
 }
 PARIS = ("get_weather", '{"city": "Paris", "days": 3}')
@@ -88,21 +85,6 @@ CALLS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
         "",
         [("now", "{}"), PARIS],
     ),
-    ("pythonic", '[get_weather(city="Paris", days=3)]', "", [PARIS]),
-    (
-        "pythonic",
-        "[get_weather(city='Paris', days=3), search(text=\"a)], b\", "
-        "tags=['x', {'from': -1.5}], exact=True, class=null),now()]",
-        "",
-        [
-            PARIS,
-            (
-                "search",
-                '{"text": "a)], b", "tags": ["x", {"from": -1.5}], "exact": true, "class": null}',
-            ),
-            ("now", "{}"),
-        ],
-    ),
     (
         "call_list",
         '[{"name": "get_weather", "parameters": {"city": "Paris", "days": 3}}, {"name": "now",'
@@ -120,19 +102,11 @@ NO_CALLS = [
     ("llama3_json", '{"answer": [1, {"name": "search"}]} and more; {"name": "now"}'),
     ("llama3_json", "  <b>Bold</b>"),
     ("llama3_json", '{"name": "get_weather"'),
-    ("pythonic", "[1, 2]"),
-    ("pythonic", "[os.remove(path='/')]"),
-    ("pythonic", "[search(text=open('/etc/passwd').read())]"),
-    ("pythonic", "[search('positional')]"),
-    ("pythonic", "[search(text=1"),
-    ("pythonic", "[search(text=])]"),
-    ("pythonic", "[search(text=1e999)]"),
 ]
 
 
-def parse(make: Callable[[], FormatParser], pieces: Sequence[str]) -> list[Delta]:
-    parser = make()
-    return [*(delta for piece in pieces for delta in parser.push(piece, [])), *parser.finish()]
+def parse(parser: FormatParser, pieces: Sequence[str]) -> list[Delta]:
+    return [*(delta for piece in pieces for delta in parser.push(piece)), *parser.finish()]
 
 
 def summary(deltas: Sequence[Delta]) -> tuple[str, str, list[tuple[str, str]]]:
@@ -161,23 +135,22 @@ def test_calls_however_the_text_is_cut(
     name: str, text: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
     for pieces in cuts(text):
-        found = parse(lambda: FormatParser([FORMATS[name]]), pieces)
+        found = parse(FormatParser([FORMATS[name]]), pieces)
         assert summary(found) == ("", content, calls), pieces
-    assert summary(FormatParser([FORMATS[name]]).whole(text, [])) == ("", content, calls)
 
 
 @pytest.mark.parametrize(("name", "text"), NO_CALLS)
 def test_what_is_no_call_is_content_unchanged(name: str, text: str) -> None:
     for pieces in cuts(text):
-        found = parse(lambda: FormatParser([FORMATS[name]]), pieces)
+        found = parse(FormatParser([FORMATS[name]]), pieces)
         assert summary(found) == ("", text, []), pieces
 
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(text=st.text(st.sampled_from("<tool_call>{}[]\"':,;= \nnowsearch()\\"), max_size=60))
 def test_no_text_is_lost_or_breaks_a_parser(name: str, text: str) -> None:
-    whole = summary(parse(lambda: FormatParser([FORMATS[name]]), [text]))
-    assert summary(parse(lambda: FormatParser([FORMATS[name]]), list(text))) == whole
+    whole = summary(parse(FormatParser([FORMATS[name]]), [text]))
+    assert summary(parse(FormatParser([FORMATS[name]]), list(text))) == whole
     if not whole[2]:
         assert whole[1] == text
 
@@ -187,7 +160,7 @@ def test_arguments_are_passed_on_as_they_arrive() -> None:
     parser = FormatParser([hermes])
     sent = ""
     for at, character in enumerate(text):
-        for delta in parser.push(character, []):
+        for delta in parser.push(character):
             if isinstance(delta, CallArguments):
                 assert delta.text == character
                 sent += delta.text
@@ -198,14 +171,14 @@ def test_arguments_are_passed_on_as_they_arrive() -> None:
 
 def test_a_named_call_is_all_of_the_text() -> None:
     for pieces in cuts(PARIS[1]):
-        found = parse(lambda: FormatParser([partial(named_call, name="get_weather")]), pieces)
+        found = parse(FormatParser([partial(named_call, name="get_weather")]), pieces)
         assert summary(found) == ("", "", [PARIS])
-    assert parse(lambda: FormatParser([partial(named_call, name="get_weather")]), []) == []
+    assert parse(FormatParser([partial(named_call, name="get_weather")]), []) == []
 
 
 def test_without_parallel_calls_only_the_first_is_kept() -> None:
     text = CALLS[1][1]
-    found = parse(lambda: FormatParser([hermes], parallel=False), [text])
+    found = parse(FormatParser([hermes], parallel=False), [text])
     assert summary(found) == ("", "Let me see.", [PARIS])
 
 
@@ -224,7 +197,7 @@ def test_reasoning_comes_before_the_content(
     opened: bool, text: str, reasoning: str, content: str
 ) -> None:
     for pieces in cuts(text):
-        found = parse(lambda: FormatParser([partial(thinking, opened=opened), hermes]), pieces)
+        found = parse(FormatParser([partial(thinking, opened=opened), hermes]), pieces)
         assert summary(found) == (reasoning, content, []), pieces
 
 
@@ -232,11 +205,5 @@ def test_calls_after_reasoning_but_not_in_it() -> None:
     call = CALLS[0][1]
     text = f"<think>\nI write {call} soon.\n</think>\n\n{call}"
     for pieces in cuts(text):
-        found = parse(lambda: FormatParser([partial(thinking, opened=False), hermes]), pieces)
+        found = parse(FormatParser([partial(thinking, opened=False), hermes]), pieces)
         assert summary(found) == (f"I write {call} soon.", "", [PARIS]), pieces
-
-
-def test_arguments_of_python_calls_are_json() -> None:
-    found = FormatParser([FORMATS["pythonic"]]).whole(CALLS[8][1], [])
-    for _, arguments in summary(found)[2]:
-        assert isinstance(json.loads(arguments), dict)

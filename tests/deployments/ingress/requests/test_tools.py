@@ -104,13 +104,6 @@ def test_required_calls_are_a_list_of_calls_of_the_tools() -> None:
             jsonschema.validate(wrong, required)
 
 
-def test_without_parallel_calls_the_list_has_one() -> None:
-    one = schema(tool_choice="required", parallel_tool_calls=False)
-    jsonschema.validate([weather({})], one)
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate([weather({}), weather({})], one)
-
-
 def test_beside_a_schema_of_the_answer_the_output_is_it_or_calls() -> None:
     answer = {
         "type": "object",
