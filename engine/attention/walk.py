@@ -89,7 +89,7 @@ def walk(
 
     softcap 0 means none; sinks are empty or one per head.
     """
-    _walk_part(0, 1, arrays, query, keys, values, scale, window, softcap, sinks, mixed)
+    walk_part(0, 1, arrays, query, keys, values, scale, window, softcap, sinks, mixed)
 
 
 @njit(cache=True, nogil=True, parallel=True)
@@ -107,11 +107,11 @@ def walk_parallel(
 ) -> None:
     """`walk` on several threads."""
     for part in prange(threads):
-        _walk_part(part, threads, arrays, query, keys, values, scale, window, softcap, sinks, mixed)
+        walk_part(part, threads, arrays, query, keys, values, scale, window, softcap, sinks, mixed)
 
 
 @njit(cache=True, nogil=True)
-def _walk_part(
+def walk_part(
     part: int,
     parts: int,
     arrays: WalkArrays,
@@ -295,10 +295,9 @@ def _mask(arrays: WalkArrays, block: int, group: int, window: int, scores: Float
                 scores[:, row * group : (row + 1) * group, j] = MASKED
 
 
+# fastmath would drop the rounding that makes the sum exact; callees inherit it if it is not given.
 @njit(cache=True, nogil=True, fastmath=False)
 def exact_total(weights: Floats, h: int, line: int, of_sink: float) -> float:
-    """Without fastmath, which would drop the rounding that makes the sum exact, and which numba
-    would take over from the caller if it were not named."""
     return exact_sum(weights, h, line) + of_sink
 
 

@@ -5,17 +5,16 @@ float16, once, when they are written. All other numbers are float32. A row's bit
 request alone (quantized_steps.py), so a batch, a draft or a policy changes no token.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from engine.attention.context import Scoring
 from engine.attention.packed import NO_SINKS, NO_WINDOW, stored
 from engine.attention.pool import PoolAttention
 from engine.cpu.decoder_loop import FAMILIES, head_norms
@@ -23,15 +22,14 @@ from engine.cpu.dot_products import OUTPUTS
 from engine.cpu.prepack import has_hooks
 from engine.cpu.quantized_kernel import SCALE_GROUP, product_address
 from engine.cpu.quantized_steps import (
-    FIELDS,
+    LAYER_STEPS,
+    OUTPUT_STEPS,
     Rows,
     Weights,
-    attention_inputs,
-    output_logits,
-    rest_of_layer,
-    whole_layers,
+    run_steps,
 )
 from engine.cpu.quantized_weights import QuantizedLinear
+from engine.cpu.thread_team import new_counters
 from engine.hidden_states import HiddenStates
 
 LINEARS = (
@@ -95,39 +93,26 @@ class QuantizedForward:
         )
         self._linears = linears  # whose memory the addresses name
         self._embed, self._rotary = decoder.embed_tokens, decoder.rotary_emb
-        window = getattr(config, "sliding_window", None)
-        self._scorings = [
-            Scoring(layer.self_attn.scaling, getattr(layer.self_attn, "sliding_window", window))
-            for layer in decoder.layers
-        ]
+        default = getattr(config, "sliding_window", None)
+        windows = [getattr(layer.self_attn, "sliding_window", default) for layer in decoder.layers]
         norms = [
             head_norms(layer.self_attn, self._shape.query_heads, self._shape.kv_heads)
             for layer in decoder.layers
         ]
+        layers = range(self._shape.layers)
         self._weights = Weights(
-            np.stack([_layer_fields(linears, layer) for layer in range(self._shape.layers)]),
-            np.stack(
-                [
-                    np.stack(
-                        [
-                            _floats(layer.input_layernorm.weight),
-                            _floats(layer.post_attention_layernorm.weight),
-                        ]
-                    )
-                    for layer in decoder.layers
-                ]
+            np.array(
+                [fields for layer in layers for fields in _layer_fields(linears, layer)]
+                + [_fields(linears[HEAD], 0)],
+                np.int64,
             ),
+            np.stack([_floats(norm.weight) for norm in _norms(decoder)]),
             decoder.norm.variance_epsilon,
             np.stack([norm.weight for norm in norms]),
             norms[0].epsilon,
             _biases(model),
-            np.array(
-                [NO_WINDOW if one.window is None else one.window for one in self._scorings],
-                np.int64,
-            ),
-            self._scorings[0].scale,
-            _floats(decoder.norm.weight),
-            np.array([_fields(linears[HEAD], 0)], np.int64),
+            np.array([NO_WINDOW if window is None else window for window in windows], np.int64),
+            decoder.layers[0].self_attn.scaling,
         )
 
     def __call__(
@@ -138,7 +123,7 @@ class QuantizedForward:
         attend: PoolAttention,
         states: HiddenStates | None,
     ) -> Tensor:
-        shape, weights = self._shape, self._weights
+        shape = self._shape
         threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
         numba.set_num_threads(threads)
         embedded = self._embed(tokens).float()
@@ -146,33 +131,25 @@ class QuantizedForward:
             part[0].float().numpy() for part in self._rotary(embedded[None], positions[None])
         )
         rows = _rows(shape, embedded.numpy(), cos, sin, attend.slots)
-        arrays = attend.walk_arrays
+        arrays, pool = attend.walk_arrays, stored(attend.kv.pool)
+        counters = new_counters(LAYER_STEPS * shape.layers + OUTPUT_STEPS)
+        assert arrays is not None  # quantized weights are for packed attention
+
+        def run(first: int, end: int, rows: Rows) -> None:
+            run_steps(threads, first, end, self._weights, rows, arrays, pool, NO_SINKS, counters)
+
         taken = [] if states is None else sorted(states.layers)
         first = 0
         for end in [*taken, shape.layers]:
-            if arrays is not None:
-                pool = stored(attend.kv.pool)
-                whole_layers(threads, first, end, weights, rows, arrays, pool, NO_SINKS)
-            else:
-                for layer in range(first, end):
-                    self._layer(threads, layer, rows, attend)
+            run(LAYER_STEPS * first, LAYER_STEPS * end, rows)
             if states is not None and end < shape.layers:
                 states.take(end, torch.from_numpy(rows.hidden + rows.added))
             first = end
-        chosen = _chosen(rows, wanted.numpy())
         padded = -(-shape.vocabulary // OUTPUTS) * OUTPUTS
         logits = np.empty((len(wanted), padded), np.float32)
-        output_logits(threads, weights, chosen, logits)
+        outputs = LAYER_STEPS * shape.layers
+        run(outputs, outputs + OUTPUT_STEPS, _chosen(rows, wanted.numpy(), logits))
         return torch.from_numpy(logits)[:, : shape.vocabulary]
-
-    def _layer(self, threads: int, layer: int, rows: Rows, attend: PoolAttention) -> None:
-        """A layer in another layout of attention."""
-        keys, values = attend.kv.k[layer], attend.kv.v[layer]
-        attention_inputs(threads, layer, self._weights, rows, stored(keys), stored(values))
-        query = torch.from_numpy(rows.query)
-        mixed = attend.plan.attend(query, keys, values, self._scorings[layer])
-        rows.mixed[:] = mixed.reshape(rows.mixed.shape).numpy()
-        rest_of_layer(threads, layer, self._weights, rows)
 
 
 def _rows(
@@ -200,7 +177,7 @@ def _rows(
         floats(2 * groups),
         floats(count, (shape.query_heads + 2 * shape.kv_heads) * shape.head_dim),
         floats(count, shape.query_heads, shape.head_dim),
-        floats(count, attention),
+        floats(count, shape.query_heads, shape.head_dim),
         floats(count, 2 * shape.gated),
         floats(count, shape.gated),
         np.ascontiguousarray(cos),
@@ -209,19 +186,28 @@ def _rows(
     )
 
 
-def _chosen(rows: Rows, wanted: NDArray[np.int64]) -> Rows:
-    """The rows whose logits are wanted."""
+def _chosen(rows: Rows, wanted: NDArray[np.int64], logits: NDArray[np.float32]) -> Rows:
+    """The rows whose logits are wanted, as the inputs of the output layer."""
     return rows._replace(
-        hidden=rows.hidden[wanted], added=rows.added[wanted], normed=rows.normed[: len(wanted)]
+        hidden=rows.hidden[wanted],
+        added=rows.added[wanted],
+        normed=rows.normed[: len(wanted)],
+        projected=logits,
     )
 
 
-def _layer_fields(linears: Mapping[str, QuantizedLinear], layer: int) -> NDArray[np.int64]:
+def _norms(decoder: nn.Module) -> Iterator[nn.Module]:
+    for layer in decoder.layers:
+        yield layer.input_layernorm
+        yield layer.post_attention_layernorm
+    yield decoder.norm
+
+
+def _layer_fields(linears: Mapping[str, QuantizedLinear], layer: int) -> list[list[int]]:
     own = [linears[f"model.layers.{layer}.{name}"] for name in LINEARS]
     query, key, _, _, gate, _, _ = (linear.outputs for linear in own)
     firsts = (0, query, query + key, 0, 0, gate, 0)
-    fields = [_fields(linear, first) for linear, first in zip(own, firsts, strict=True)]
-    return np.array(fields, np.int64).reshape(len(LINEARS), FIELDS)
+    return [_fields(linear, first) for linear, first in zip(own, firsts, strict=True)]
 
 
 def _fields(linear: QuantizedLinear, first_output: int) -> list[int]:

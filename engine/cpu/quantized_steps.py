@@ -11,31 +11,37 @@ from numba import njit, prange
 from numpy.typing import NDArray
 
 from engine.attention.vectors import LANES, load, store
-from engine.attention.walk import Numbers, WalkArrays, walk_parallel
+from engine.attention.walk import Numbers, WalkArrays, walk_part
 from engine.cpu.fast_math import fast_exp
 from engine.cpu.norm_kernels import rms_norm, rotate
 from engine.cpu.quantized_kernel import SCALE_GROUP, call_product
+from engine.cpu.thread_team import Counters, chunk_done, next_chunk, wait_for
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
 _MOST = np.float32(127.0)
-_SERIAL_ROWS = 4
-"""Up to this number of rows, waking the other threads takes longer than the rows' own steps."""
-_NORM, _MIXED, _GATE = range(3)
-
-FIELDS = 6
-"""What describes a linear layer: the addresses of the product for its format and of its tiles, how
-many tiles, the groups of a row, where its outputs begin, whether its groups are of 16 inputs."""
+_FEW_ROWS = 8
+"""Up to this number of rows a step has one chunk for each thread: memory is read in long runs."""
+_CHUNKS = 4
+"""A thread's of more rows, so that others take them where it loses its processor."""
+LAYER_STEPS = 10
+"""A layer's steps: norm, three products, rotation, attention, its rounding, product, norm, two
+products, gate, product."""
+OUTPUT_STEPS = 2
+"""The output layer's, after those of all layers: norm, product."""
+_ROW_BY_ROW = (True, False, True, False, True, False, True, False, True, False)
 
 
 class Weights(NamedTuple):
     """What a forward reads, but for the embeddings."""
 
     linears: Ints
-    """[layers, 7, FIELDS]: query, key, value, output, gate, up, down."""
+    """[7 · layers + 1, 6]: each layer's query, key, value, output, gate, up, down; then the output
+    layer. Their fields: the addresses of the product for its format and of its tiles, how many
+    tiles, the groups of a row, where its outputs begin, whether its groups are of 16 inputs."""
     norms: Floats
-    """[layers, 2, hidden]: before attention, before the MLP."""
+    """[2 · layers + 1, hidden]: before attention, before the MLP; then the last one."""
     epsilon: float
     head_norms: Floats
     """[layers, query and key heads, head_dim], or of width 0 in families without."""
@@ -44,9 +50,6 @@ class Weights(NamedTuple):
     """[layers, outputs of the projections], or [layers, 0]."""
     windows: Ints
     scale: float
-    last_norm: Floats
-    head: Ints
-    """[1, FIELDS]: the output layer."""
 
 
 class Rows(NamedTuple):
@@ -66,6 +69,7 @@ class Rows(NamedTuple):
     query: Floats
     """[rows, heads, head_dim]"""
     mixed: Floats
+    """[rows, heads, head_dim]"""
     gated: Floats
     """Gate and up beside each other."""
     down: Floats
@@ -76,30 +80,8 @@ class Rows(NamedTuple):
     """Where the rows' keys and values stand in the KV pool."""
 
 
-@njit(cache=True, nogil=True)
-def attention_inputs(
-    threads: int, layer: int, weights: Weights, rows: Rows, keys: Numbers, values: Numbers
-) -> None:
-    """From hidden states to rotated queries in `rows.query`, and keys and values in the pool."""
-    _prepare_rows(threads, _NORM, rows, weights.norms[layer, 0], weights.epsilon)
-    _products(threads, weights.linears[layer, 0:3], rows, rows.projected)
-    _rotate_rows(threads, layer, weights, rows, keys, values)
-
-
-@njit(cache=True, nogil=True)
-def rest_of_layer(threads: int, layer: int, weights: Weights, rows: Rows) -> None:
-    """From attention's result in `rows.mixed` to what the next norm adds."""
-    norm, epsilon = weights.norms[layer, 1], weights.epsilon
-    _prepare_rows(threads, _MIXED, rows, norm, epsilon)
-    _products(threads, weights.linears[layer, 3:4], rows, rows.added)
-    _prepare_rows(threads, _NORM, rows, norm, epsilon)
-    _products(threads, weights.linears[layer, 4:6], rows, rows.gated)
-    _prepare_rows(threads, _GATE, rows, norm, epsilon)
-    _products(threads, weights.linears[layer, 6:7], rows, rows.added)
-
-
-@njit(cache=True, nogil=True)
-def whole_layers(
+@njit(cache=True, nogil=True, parallel=True)
+def run_steps(
     threads: int,
     first: int,
     end: int,
@@ -108,98 +90,123 @@ def whole_layers(
     arrays: WalkArrays,
     pool: Numbers,
     sinks: Floats,
+    counters: Counters,
 ) -> None:
-    """Layers whose attention walks over the pool: [2 · layers, slots, kv_heads, head_dim]."""
-    mixed = rows.mixed.reshape(rows.query.shape)
-    for layer in range(first, end):
-        keys, values = pool[2 * layer], pool[2 * layer + 1]
-        attention_inputs(threads, layer, weights, rows, keys, values)
-        walk_parallel(
-            threads, arrays, rows.query, keys, values,
-            weights.scale, weights.windows[layer], 0.0, sinks, mixed,
-        )  # fmt: skip
-        rest_of_layer(threads, layer, weights, rows)
+    """Steps `first` to `end` of all layers' LAYER_STEPS, which the output layer's follow.
+
+    pool [2 · layers, slots, kv_heads, head_dim]"""
+    for _ in prange(threads):
+        _work(threads, first, end, weights, rows, arrays, pool, sinks, counters)
 
 
 @njit(cache=True, nogil=True)
-def output_logits(threads: int, weights: Weights, rows: Rows, logits: Floats) -> None:
-    """The logits of all of the rows."""
-    _prepare_rows(threads, _NORM, rows, weights.last_norm, weights.epsilon)
-    _products(threads, weights.head, rows, logits)
+def _work(
+    threads: int,
+    first: int,
+    end: int,
+    weights: Weights,
+    rows: Rows,
+    arrays: WalkArrays,
+    pool: Numbers,
+    sinks: Floats,
+    counters: Counters,
+) -> None:
+    count = len(rows.hidden)
+    most_chunks = threads if count <= _FEW_ROWS else _CHUNKS * threads
+    for step in range(first, end):
+        chunks = min(most_chunks, count) if _ROW_BY_ROW[step % LAYER_STEPS] else most_chunks
+        chunk = next_chunk(counters, step)
+        while chunk < chunks:
+            _run_chunk(chunk, chunks, step, weights, rows, arrays, pool, sinks)
+            chunk_done(counters, step)
+            chunk = next_chunk(counters, step)
+        wait_for(counters, step, chunks)
 
 
-@njit(cache=True, nogil=True, parallel={"fusion": False})
-def _products(threads: int, linears: Ints, rows: Rows, out: Floats) -> None:
+@njit(cache=True, nogil=True)
+def _run_chunk(
+    chunk: int,
+    chunks: int,
+    step: int,
+    weights: Weights,
+    rows: Rows,
+    arrays: WalkArrays,
+    pool: Numbers,
+    sinks: Floats,
+) -> None:
+    layer, kind = step // LAYER_STEPS, step % LAYER_STEPS
+    count = len(rows.hidden)
+    start, end = chunk * count // chunks, (chunk + 1) * count // chunks
+    linears = weights.linears[7 * layer : 7 * layer + 7]
+    if kind == 0:
+        _add_and_norm(start, end, rows, weights.norms[2 * layer], weights.epsilon)
+    elif kind == 1:
+        _products(chunk, chunks, linears[:3], rows, rows.projected)
+    elif kind == 2:
+        _rotate(start, end, layer, weights, rows, pool[2 * layer], pool[2 * layer + 1])
+    elif kind == 3:
+        walk_part(
+            chunk, chunks, arrays, rows.query, pool[2 * layer], pool[2 * layer + 1],
+            weights.scale, weights.windows[layer], 0.0, sinks, rows.mixed,
+        )  # fmt: skip
+    elif kind == 4:
+        _quantize_rows(start, end, rows, rows.mixed.reshape(count, -1))
+    elif kind == 5:
+        _products(chunk, chunks, linears[3:4], rows, rows.added)
+    elif kind == 6:
+        _add_and_norm(start, end, rows, weights.norms[2 * layer + 1], weights.epsilon)
+    elif kind == 7:
+        _products(chunk, chunks, linears[4:6], rows, rows.gated)
+    elif kind == 8:
+        _gate(start, end, rows)
+    else:
+        _products(chunk, chunks, linears[6:], rows, rows.added)
+
+
+@njit(cache=True, nogil=True)
+def _products(chunk: int, chunks: int, linears: Ints, rows: Rows, out: Floats) -> None:
     """Linear layers of the same inputs, their outputs beside each other."""
     count, stride = out.shape
-    for thread in prange(threads):
-        for number in range(len(linears)):
-            linear = linears[number]
-            first, end = thread * linear[2] // threads, (thread + 1) * linear[2] // threads
-            sums = rows.fine_sums.ctypes.data if linear[5] else rows.sums.ctypes.data
-            call_product(
-                linear[0], linear[1], first, end, linear[3],
-                rows.numbers.ctypes.data, rows.scales.ctypes.data, sums,
-                count, out.ctypes.data + 4 * linear[4], stride,
-            )  # fmt: skip
-
-
-@njit(cache=True, nogil=True, parallel={"fusion": False})
-def _prepare_rows(threads: int, step: int, rows: Rows, norm: Floats, epsilon: float) -> None:
-    """The inputs of the next product, from what the step names."""
-    count = len(rows.hidden)
-    if count <= _SERIAL_ROWS:
-        _prepare_part(0, count, step, rows, norm, epsilon)
-    else:
-        for thread in prange(threads):
-            start, end = thread * count // threads, (thread + 1) * count // threads
-            _prepare_part(start, end, step, rows, norm, epsilon)
+    for number in range(len(linears)):
+        linear = linears[number]
+        first, end = chunk * linear[2] // chunks, (chunk + 1) * linear[2] // chunks
+        sums = rows.fine_sums.ctypes.data if linear[5] else rows.sums.ctypes.data
+        call_product(
+            linear[0], linear[1], first, end, linear[3],
+            rows.numbers.ctypes.data, rows.scales.ctypes.data, sums,
+            count, out.ctypes.data + 4 * linear[4], stride,
+        )  # fmt: skip
 
 
 @njit(cache=True, nogil=True)
-def _prepare_part(
-    start: int, end: int, step: int, rows: Rows, norm: Floats, epsilon: float
-) -> None:
-    if step == _NORM:
-        hidden, normed = rows.hidden[start:end], rows.normed[start:end]
-        for row in range(len(hidden)):
-            for e in range(hidden.shape[1]):
-                hidden[row, e] += rows.added[start + row, e]
-        rms_norm(hidden.view(np.int32), norm, epsilon, normed.view(np.int32))
-    for row in range(start, end):
-        if step == _NORM:
-            _quantize(rows, row, rows.normed[row])
-        elif step == _GATE:
-            _gate(rows, row)
-        else:
-            _quantize(rows, row, rows.mixed[row])
+def _add_and_norm(start: int, end: int, rows: Rows, norm: Floats, epsilon: float) -> None:
+    hidden, added, normed = rows.hidden[start:end], rows.added[start:end], rows.normed[start:end]
+    for row in range(len(hidden)):
+        for e in range(hidden.shape[1]):
+            hidden[row, e] += added[row, e]
+    rms_norm(hidden.view(np.int32), norm, epsilon, normed.view(np.int32))
+    _quantize_rows(start, end, rows, rows.normed)
 
 
 @njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
-def _gate(rows: Rows, row: int) -> None:
+def _gate(start: int, end: int, rows: Rows) -> None:
     """silu(gate) · up"""
     width = rows.down.shape[1]
-    gate, up, result = rows.gated[row, :width], rows.gated[row, width:], rows.down[row]
-    for e in range(width):
-        result[e] = gate[e] / (np.float32(1.0) + fast_exp(-gate[e])) * up[e]
-    _quantize(rows, row, result)
-
-
-@njit(cache=True, nogil=True, parallel={"fusion": False})
-def _rotate_rows(
-    threads: int, layer: int, weights: Weights, rows: Rows, keys: Numbers, values: Numbers
-) -> None:
-    count = len(rows.query)
-    if count <= _SERIAL_ROWS:
-        _rotate_part(0, count, layer, weights, rows, keys, values)
-    else:
-        for thread in prange(threads):
-            start, end = thread * count // threads, (thread + 1) * count // threads
-            _rotate_part(start, end, layer, weights, rows, keys, values)
+    for row in range(start, end):
+        gate, up, result = rows.gated[row, :width], rows.gated[row, width:], rows.down[row]
+        for e in range(width):
+            result[e] = gate[e] / (np.float32(1.0) + fast_exp(-gate[e])) * up[e]
+    _quantize_rows(start, end, rows, rows.down)
 
 
 @njit(cache=True, nogil=True)
-def _rotate_part(
+def _quantize_rows(start: int, end: int, rows: Rows, inputs: Floats) -> None:
+    for row in range(start, end):
+        _quantize(rows, row, inputs[row])
+
+
+@njit(cache=True, nogil=True)
+def _rotate(
     start: int, end: int, layer: int, weights: Weights, rows: Rows, keys: Numbers, values: Numbers
 ) -> None:
     projected, biases = rows.projected[start:end], weights.biases[layer]

@@ -1,7 +1,6 @@
 """How many grammars may wait to be compiled."""
 
 import asyncio
-import json
 from concurrent.futures import Future
 from typing import Any
 
@@ -24,18 +23,6 @@ class SlowGrammars(Grammars):
 
     def compile(self, grammar: OutputGrammar) -> Future[Any]:
         return self.futures.setdefault(grammar, Future())
-
-
-class OneByOne(SlowGrammars):
-    """Compiles one grammar at a time, in the order in which they are submitted."""
-
-    @property
-    def words(self) -> list[str]:
-        return [json.loads(grammar.text)[0] for grammar in self.futures]
-
-    async def finish_last(self) -> None:
-        list(self.futures.values())[-1].set_result(None)
-        await asyncio.sleep(0.01)
 
 
 def choice(word: str) -> OutputGrammar:
@@ -66,25 +53,5 @@ def test_one_client_cannot_fill_the_queue_and_all_together_are_bounded() -> None
         grammars.futures[choice("hostile 0")].set_result(None)
         await asyncio.sleep(0.01)
         await enter("one more", "hostile")
-
-    asyncio.run(run())
-
-
-def test_clients_take_turns() -> None:
-    """One client's four schemas delayed the next client's by four times the time of one."""
-
-    async def run() -> None:
-        grammars = OneByOne()
-        queue = CompileQueue(grammars)
-        entered = [("a", word) for word in ("a1", "a2", "a3")]
-        entered += [("b", "b1"), ("b", "b2"), ("c", "c1"), ("c", "a2")]
-        waiting = [asyncio.create_task(queue.compile(choice(word), name)) for name, word in entered]
-        await asyncio.sleep(0.01)
-        assert grammars.words == ["a1"], "one at a time"
-        for number in range(1, 7):
-            await grammars.finish_last()
-            assert sum(one.done() for one in waiting) == number + (number >= 4), "a2 is two's"
-        assert grammars.words == ["a1", "b1", "c1", "a2", "b2", "a3"]
-        await asyncio.gather(*waiting)
 
     asyncio.run(run())
