@@ -144,6 +144,7 @@ def order(name: str) -> VerifyOrder:
 
 def test_no_request_waits_for_anothers_grammar_to_compile() -> None:
     own = Grammars(grammars()._checkpoint, VOCAB)
+    own.load_ahead().result()
     gate = GrammarGate(own)
     release = threading.Event()
     blocker = own._thread.submit(release.wait, 30)
