@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from cluster.config import AppConfig, ValidationError, problems
-from cluster.fitting import Node, missing, parse_node, ray_nodes, this_machine
+from cluster.fitting import Node, missing, parse_node, this_machine
 from cluster.footprint import Footprint, footprints
 from cluster.placement import plan
 
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     try:
         configs = {one.name: _validated(one) for one in read(options.file)}
-        nodes = options.node or (ray_nodes(options.ray) if options.ray else [this_machine()])
+        nodes = options.node or [this_machine()]
         return max([_report(name, config, nodes) for name, config in configs.items()])
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
@@ -158,15 +158,13 @@ def _notes(
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m cluster.check", description=__doc__)
     parser.add_argument("file", type=Path, help="a Serve config, or a RayService manifest")
-    cluster = parser.add_mutually_exclusive_group()
-    cluster.add_argument(
+    parser.add_argument(
         "--node",
         type=parse_node,
         action="append",
         metavar="CPU=8,GPU=2,memory=64GB,gpu_memory=80GB",
         help="a node of the cluster; once for each, the head first. Left out: this machine",
     )
-    cluster.add_argument("--ray", metavar="ADDRESS", help="ask a running cluster; auto: this one")
     return parser.parse_args(arguments)
 
 

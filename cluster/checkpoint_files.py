@@ -2,70 +2,10 @@
 whether the text side is whole, whether weights are quantized, and which tokens end an answer."""
 
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal
-
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
-
-_MOST = 2**31 - 1
-_Id = Annotated[int, Field(le=_MOST)]
-_Size = Annotated[int, Field(ge=1, le=_MOST)]
-_Object = dict[str, Any]
-
-
-def _within_the_folder(name: str) -> str:
-    path = PurePath(name)
-    if path.is_absolute() or ".." in path.parts:
-        raise ValueError(f"{name} is outside of the checkpoint's folder")
-    return name
-
-
-class _Text(BaseModel, strict=True):
-    eos_token_id: _Id | list[_Id] | None = None
-    quantization_config: _Object | None = None
-
-
-class _Config(_Text):
-    text_config: _Text | None = None
-    transformer_layer_config: _Object = {}
-    draft_vocab_size: _Size | None = None
-    target_hidden_size: _Size | None = None
-    eagle_aux_hidden_state_layer_ids: Annotated[list[_Id], Field(max_length=64)] | None = None
-
-
-class _Index(BaseModel, strict=True):
-    weight_map: dict[str, Annotated[str, AfterValidator(_within_the_folder)]]
-
-
-class _Generation(BaseModel, strict=True):
-    eos_token_id: _Id | list[_Id] | None = None
-
-
-class _Added(BaseModel, strict=True):
-    content: str
-    id: _Id | None = None
-
-
-class _TokenizerConfig(BaseModel, strict=True):
-    tokenizer_class: str | None = None
-    eos_token: str | _Object | None = None
-    added_tokens_decoder: dict[Annotated[str, Field(pattern=r"^\d{1,9}$")], _Added] | None = None
-
-
-class _Tokenizer(BaseModel, strict=True):
-    added_tokens: list[_Added] | None = None
-
-
-SCHEMAS: dict[str, type[BaseModel]] = {
-    "config.json": _Config,
-    "model.safetensors.index.json": _Index,
-    "generation_config.json": _Generation,
-    "tokenizer_config.json": _TokenizerConfig,
-    "tokenizer.json": _Tokenizer,
-}
-"""By the file's name."""
-
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 INDEX = "model.safetensors.index.json"
 """Names the files of a checkpoint whose weights are in several."""
@@ -80,6 +20,33 @@ _OTHER_FORMATS = "consolidated"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 """Any of them holds a tokenizer's vocabulary; tokenizer_config.json does not."""
+
+
+_Others = ParamSpec("_Others")
+_Read = TypeVar("_Read")
+
+
+def names_checkpoint(
+    read: Callable[Concatenate[Path, _Others], _Read],
+) -> Callable[Concatenate[Path, _Others], _Read]:
+    """Makes a function that reads a checkpoint raise ValueError, which names it, for whatever its
+    contents raise."""
+
+    @wraps(read)
+    def reads(folder: Path, /, *args: _Others.args, **kwargs: _Others.kwargs) -> _Read:
+        try:
+            return read(folder, *args, **kwargs)
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:  # a field may have any type and any value
+            if str(folder) in str(error):
+                raise
+            raise ValueError(
+                f"{folder} cannot be read ({type(error).__name__}: {first_line(error)}); "
+                "fetch it again"
+            ) from error
+
+    return reads
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -104,14 +71,20 @@ def absent_files(folder: Path) -> list[str]:
     return [name for name in _indexed(folder) if not (folder / name).is_file()]
 
 
+@names_checkpoint
 def _indexed(folder: Path) -> list[str]:
-    return sorted(set(read_json(folder / INDEX)["weight_map"].values()))
+    names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
+    for name in names:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ValueError(f"{name} is outside of the checkpoint's folder")
+    return names
 
 
 def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in TOKENIZERS)
 
 
+@names_checkpoint
 def quantization(folder: Path) -> str | None:
     """How the weights are quantized; None if they are plain numbers."""
     config = read_json(folder / "config.json")
@@ -122,6 +95,7 @@ def quantization(folder: Path) -> str | None:
     return "modelopt" if (folder / "hf_quant_config.json").is_file() else None
 
 
+@names_checkpoint
 def stop_token_ids(folder: Path) -> tuple[int, ...]:
     """The tokens that end an answer: those of the generation config, else of the config, and the
     tokenizer's own, which a fine-tune for chats may name there alone."""
@@ -148,21 +122,15 @@ def _stops_of_tokenizer(folder: Path) -> Sequence[int]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Empty if there is no such file. Raises ValueError, which names it, if it cannot be read or
-    what is read of it here has the wrong type."""
+    """Empty if there is no such file. Raises ValueError, which names it, if it holds no object."""
     if not file.is_file():
         return {}
     try:
-        content: dict[str, Any] = json.loads(file.read_text())
-        SCHEMAS[file.name].model_validate(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        problem = ".".join(map(str, first["loc"])) or "its content"
-        raise ValueError(f"{file}: {problem}: {first['msg']}; fetch it again") from error
-    except RecursionError as error:
-        raise ValueError(f"{file} is nested too deeply; fetch it again") from error
-    except ValueError as error:
-        raise ValueError(f"{file} is no JSON: {error}; fetch it again") from error
+        content = json.loads(file.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is no JSON: {first_line(error)}; fetch it again") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} holds no JSON object; fetch it again")
     return content
 
 

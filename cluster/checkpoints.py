@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
 from cluster.architecture import Architecture
-from cluster.checkpoint_files import read_json, weight_files
+from cluster.checkpoint_files import names_checkpoint, read_json, weight_files
 
 _OTHER_NAMES = {
     "max_position_embeddings": "n_positions",
@@ -51,6 +51,7 @@ class Eagle3Shape:
     norm_before_residual: bool
 
 
+@names_checkpoint
 def architecture(path: Path, inflate_to: int | None = None) -> Architecture:
     """The model's sizes; `inflate_to`: those after inflating it to about so many parameters."""
     config = read_json(path / "config.json")
@@ -101,6 +102,7 @@ def _of_its_class(path: Path) -> Mapping[str, Any]:
     return text
 
 
+@names_checkpoint
 def is_head(path: Path) -> bool:
     """Whether the checkpoint is a head of another model, or has a reduced vocabulary as a head
     may, and so is no model by itself."""
@@ -120,6 +122,7 @@ def weights_of_target(path: Path, draft_vocab_size: int) -> int:
     return rows * own.hidden_size
 
 
+@names_checkpoint
 def eagle3_shape(path: Path, target_layers: int | None = None) -> Eagle3Shape:
     """`target_layers`: how many the target has, for heads that read the usual ones. Raises
     ValueError for a checkpoint that is no EAGLE-3 head, or a variant that is not supported."""

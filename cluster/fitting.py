@@ -3,7 +3,6 @@ missing."""
 
 import os
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,13 +31,10 @@ def this_machine() -> Node:
     return {"CPU": len(os.sched_getaffinity(0)), "GPU": gpus, "memory": _memory()}
 
 
-def ray_nodes(address: str) -> list[Node]:
-    """The nodes of a running cluster; the process's own, if it belongs to one. Raises
-    ConnectionError if there is none."""
+def ray_nodes() -> list[Node]:
+    """The nodes of the running cluster that this process belongs to."""
     import ray
 
-    if not ray.is_initialized():
-        ray.init(address)
     # Ray lists no GPU entry for a node without GPUs.
     return [{"GPU": 0, **node["Resources"]} for node in ray.nodes() if node["Alive"]]
 
@@ -78,39 +74,20 @@ class Demand:
 
 
 def missing(config: AppConfig, nodes: Sequence[Node], replicas: int | None = None) -> list[str]:
-    """Why these nodes cannot hold the application, with one line per missing resource; empty if
-    they can. `replicas`: default the config's minimum. If no node is marked as the head, the first
-    one is."""
+    """Why these nodes cannot hold the application: the first process that finds no room, and those
+    that lack GPU memory; empty if they can. `replicas`: default the config's minimum. If no node is
+    marked as the head, the first one is."""
     if nodes and not any(HEAD_NODE in node for node in nodes):
         nodes = [{HEAD_NODE: 1.0, **nodes[0]}, *nodes[1:]]
     placement = plan(config)
     processes = footprints(config, placement)
-    one_replica = _demands(placement, processes)
     count = config.scaling.min_replicas if replicas is None else replicas
-    demands = [*one_replica * count, *_SERVICES]
-    return (
-        _head_too_small(nodes)
-        or _too_large(demands, nodes)
-        or _too_many(demands, nodes)
-        or _unpacked(demands, nodes)
-        or _gpu_memory(placement, processes, nodes)
-    )
+    demands = [*_demands(placement, processes) * count, *_SERVICES]
+    return _unpacked(demands, nodes) or _gpu_memory(placement, processes, nodes)
 
 
 _OWN = {"CPU": OWN_CPUS, "memory": RUNTIME_BYTES}
-_INGRESS = Demand("ingress", {HEAD_NODE: HEAD_SHARE, **_OWN})
-_SERVICES = [_INGRESS, Demand("router", _OWN)]
-
-
-def _head_too_small(nodes: Sequence[Node]) -> list[str]:
-    heads = [node for node in nodes if HEAD_NODE in node]
-    return [
-        f"{resource}: ingress needs {_amount(resource, amount)} on the head node, which has "
-        f"{_amount(resource, _has(head, resource))}"
-        for head in heads
-        for resource, amount in _INGRESS.resources.items()
-        if amount > _has(head, resource) + _EPSILON
-    ]
+_SERVICES = [Demand("ingress", {HEAD_NODE: HEAD_SHARE, **_OWN}), Demand("router", _OWN)]
 
 
 def _demands(placement: Placement, processes: Sequence[Footprint]) -> list[Demand]:
@@ -123,66 +100,32 @@ def _demands(placement: Placement, processes: Sequence[Footprint]) -> list[Deman
     return demands
 
 
-def _too_large(demands: Sequence[Demand], nodes: Sequence[Node]) -> list[str]:
-    """Demands that are too large for every node."""
-    problems = [
-        _shortage(demand.what, resource, amount, most)
-        for demand in demands
-        for resource, amount in demand.resources.items()
-        if amount > (most := max((_has(node, resource) for node in nodes), default=0.0)) + _EPSILON
-    ]
-    return list(dict.fromkeys(problems))  # replicas have equal demands
-
-
-def _shortage(what: str, resource: str, amount: float, most: float) -> str:
-    needs = f"{what} need" if "," in what else f"{what} needs"
-    if resource.startswith(ACCELERATOR):
-        return f"{resource}: {needs} such a GPU, and no node has one"
-    return (
-        f"{resource}: {needs} {_amount(resource, amount)} on one node, and none has more than "
-        f"{_amount(resource, most)}"
-    )
-
-
-def _too_many(demands: Sequence[Demand], nodes: Sequence[Node]) -> list[str]:
-    """Resources of which all nodes together have too little."""
-    needed: defaultdict[str, float] = defaultdict(float)
-    for demand in demands:
-        for resource, amount in demand.resources.items():
-            needed[resource] += amount
-    return [
-        f"{resource}: {_amount(resource, amount)} needed in all, and there "
-        f"{'is' if resource == 'memory' else 'are'} {_amount(resource, there)}"
-        for resource, amount in needed.items()
-        if amount > (there := sum(_has(node, resource) for node in nodes)) + _EPSILON
-    ]
-
-
 def _unpacked(demands: Sequence[Demand], nodes: Sequence[Node]) -> list[str]:
-    """Demands that cannot be packed: largest first, each on the first node with room, as Ray packs.
-    Another packing might fit, but Ray would not find it."""
+    """The first demand that cannot be packed: largest first, each on the first node with room, as
+    Ray packs. Another packing might fit, but Ray would not find it."""
     left = [dict(node) for node in nodes]
     for demand in sorted(demands, key=_size, reverse=True):
         free = next((node for node in left if _fits(demand, node)), None)
         if free is None:
-            return [
-                f"{', '.join(_scarce(demand, left))}: beside the others no node has room for "
-                f"{demand.what} ({_list(demand)})"
-            ]
+            return [_shortage(demand, left)]
         for resource, amount in demand.resources.items():
             if resource in free:
                 free[resource] -= amount
     return []
 
 
-def _scarce(demand: Demand, nodes: Sequence[Node]) -> list[str]:
-    """The resources that no node has enough of; if there are none, those that some node lacks."""
-    lacking = {
-        resource: [_has(node, resource) < amount - _EPSILON for node in nodes]
-        for resource, amount in demand.resources.items()
+def _shortage(demand: Demand, left: Sequence[Node]) -> str:
+    """Names the resources that no node has enough of; if there are none, all: no node has all."""
+    most = {
+        resource: max((_has(node, resource) for node in left), default=0.0)
+        for resource in demand.resources
     }
-    nowhere = [resource for resource, lacks in lacking.items() if all(lacks)]
-    return nowhere or [resource for resource, lacks in lacking.items() if any(lacks)]
+    short = [one for one, needed in demand.resources.items() if needed > most[one] + _EPSILON]
+    named = short or list(demand.resources)
+    return (
+        f"{', '.join(named)}: {demand.what} needs {_list(demand.resources, named)} on one node, "
+        f"and none has more left than {_list(most, named)}{'' if short else ', not on one node'}"
+    )
 
 
 def _gpu_memory(
@@ -217,9 +160,11 @@ def _size(demand: Demand) -> tuple[float, ...]:
     return tuple(demand.resources.get(resource, 0.0) for resource in resources)
 
 
-def _list(demand: Demand) -> str:
-    return ", ".join(f"{name} {_amount(name, value)}" for name, value in demand.resources.items())
+def _list(amounts: Mapping[str, float], resources: Sequence[str]) -> str:
+    return ", ".join(f"{name} {_amount(name, amounts[name])}" for name in resources)
 
 
 def _amount(resource: str, amount: float) -> str:
+    if resource.startswith(ACCELERATOR):  # of which Ray counts a share of one
+        return "1" if amount else "0"
     return f"{amount / 1e6:,.0f} MB" if resource == "memory" else f"{amount:g}"

@@ -19,6 +19,8 @@ RUNTIME_BYTES = 600_000_000
 and of what loading leaves behind (150 MB)."""
 _BYTES = {"bfloat16": 2, "float32": 4}
 _QUANTIZED_BITS = {"int8": 8.5, "int4": 5.0}
+_KV_BYTES = 2
+"""Of a key or value beside quantized weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,33 +89,34 @@ def _lanes(config: AppConfig, placement: Placement) -> Iterator[Footprint]:
 def _target_bytes(target: TargetConfig) -> tuple[int, int]:
     """Bytes of weights and KV of all ranks together."""
     width, shape = _width(target), target.architecture()
-    weights = target.inflate_to or parameters_of(target.model) or 0
+    weights = _target_parameters(target)
     kv = target.kv_tokens * shape.kv_values() * _kv_width(target)
-    tiles = _tile_bytes(target, weights)
-    if tiles is None:
+    if not target.runs_quantized:
         return weights * width, kv
-    if target.own_quantize != "auto":  # loaded as floats first
-        return weights * _BYTES["float32"] + tiles, kv
+    if target.own_quantize != "auto":
+        return _rounded_bytes(weights, target.own_quantize), kv
+    tiles = quantized_bytes(target.model) or 0
     return tiles + shape.vocab_size * shape.hidden_size * _BYTES["float32"], kv
 
 
+def _target_parameters(target: TargetConfig) -> int:
+    return target.inflate_to or parameters_of(target.model) or 0
+
+
 def _kv_width(target: TargetConfig) -> int:
-    """Bytes per value: keys and values beside quantized weights are float16."""
-    return _width(target) if _tile_bytes(target, 0) is None else 2
+    """Bytes per value."""
+    return _KV_BYTES if target.runs_quantized else _width(target)
 
 
-def _tile_bytes(target: TargetConfig, weights: int) -> int | None:
-    """What quantized weights take; None: they are floats."""
-    match target.own_quantize:
-        case "none":
-            return None
-        case "auto":
-            return quantized_bytes(target.model)
-        case bits:
-            return int(weights * _QUANTIZED_BITS[bits] / 8)
+def _rounded_bytes(weights: int, quantize: str) -> int:
+    """What rounded weights take: they are loaded as floats first."""
+    return int(weights * (_BYTES["float32"] + _QUANTIZED_BITS[quantize] / 8))
 
 
 def _drafter_bytes(drafter: DrafterConfig, target: TargetConfig) -> tuple[int, int]:
+    if drafter_kind(drafter.kind).copies_target:
+        kv = drafter.kv_capacity(target) * target.architecture().kv_values()
+        return _rounded_bytes(_target_parameters(target), drafter.quantize), kv * _KV_BYTES
     width, path = _width(drafter), drafter.header_path()
     if drafter.model is None or path is None:
         return 0, 0

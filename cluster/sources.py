@@ -12,9 +12,6 @@ from cluster.built_in_models import HEADS, MODELS, SMOLLM2, has_smollm2, model_p
 from cluster.cache import cache_dir, digest
 from cluster.checkpoint_files import QUANTIZED, WEIGHTS, pickled_files
 from cluster.checkpoints import (
-    FETCH_AGAIN,
-    architecture,
-    is_head,
     parameters,
     quantized_matrices,
 )
@@ -171,26 +168,11 @@ def _write_gguf_weights(file: Path, folder: Path) -> None:
                 (Path(scratch) / name).replace(folder / name)
 
 
-_PACKING = 32
-"""Quantized weights are up to eight to a stored number, and other families' layers smaller than a
-Llama's."""
-
-
 def check_weights(path: Path) -> None:
-    """Raises ValueError for weights that only unpickling could read, and for a config of a far
-    larger model than the weights are of, which would be built before they are compared."""
+    """Raises ValueError for weights that only unpickling could read."""
     stored, pickled = parameters(path), pickled_files(path)
     if stored is None and pickled:
         raise ValueError(
             f"{path} has no safetensors; {', '.join(pickled)} is not read, because a pickle may "
             "run any code: choose a model with safetensors, or convert it where you trust it"
-        )
-    own = architecture(path)
-    claimed = own.num_hidden_layers * own.layer_parameters()
-    if not is_head(path):
-        claimed += own.vocab_size * own.hidden_size
-    if stored is not None and claimed > _PACKING * stored:
-        raise ValueError(
-            f"{path / 'config.json'} is of a model of some {claimed:,} weights, and its files have "
-            f"{stored:,}; {FETCH_AGAIN}"
         )

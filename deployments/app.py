@@ -58,7 +58,7 @@ def _check_backend(config: AppConfig) -> None:
 def _check_resources(config: AppConfig) -> None:
     if not ray.is_initialized() or config.growing_cluster:
         return
-    problems = missing(config, ray_nodes("auto"))
+    problems = missing(config, ray_nodes())
     if problems:
         raise ValueError("this cluster is too small: " + "; ".join(problems))
 

@@ -11,20 +11,17 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
-import torch
-
 from actors.hosts.fleet import start_fleet
-from actors.hosts.specs import DrafterSpec, TargetSpec
-from cluster.built_in_models import TARGET, has_smollm2, model_path, smollm2_path
+from cluster.built_in_models import SMOLLM2, has_smollm2
 from cluster.cache import cache_dir
-from cluster.config import AppConfig
+from cluster.config import AppConfig, DrafterConfig, TargetConfig
 from cluster.config.drafter_kinds import LOOKUPS
 from deployments.replica.service import Service
 from engine.cpu.prepack import fast_dtype
 
 _KV_TOKENS = 4096
-_LOOKUPS = tuple(DrafterSpec(kind, kind=kind) for kind in LOOKUPS)
-_BUILT_IN = (DrafterSpec("tiny", checkpoint=model_path("tiny")), *_LOOKUPS)
+_LOOKUPS = tuple(DrafterConfig(name=kind, kind=kind) for kind in LOOKUPS)
+_BUILT_IN = (DrafterConfig(name="tiny", model="zoo/tiny", placement="inline"), *_LOOKUPS)
 
 
 def main() -> None:
@@ -37,16 +34,16 @@ def main() -> None:
         raise SystemExit(compiling.returncode)
 
 
-def _models() -> Iterator[tuple[TargetSpec, Sequence[DrafterSpec]]]:
+def _models() -> Iterator[tuple[TargetConfig, Sequence[DrafterConfig]]]:
     """One of each form of weights that the shipped configs serve on a CPU."""
     if has_smollm2():
-        target = TargetSpec(smollm2_path(), None, kv_tokens=_KV_TOKENS, quantize="auto")
-        yield target, _LOOKUPS
-    for dtype in {torch.float32, fast_dtype("cpu")}:
-        yield TargetSpec(model_path(TARGET), dtype, kv_tokens=_KV_TOKENS), _BUILT_IN
+        yield TargetConfig(model=SMOLLM2, kv_tokens=_KV_TOKENS, placement="inline"), _LOOKUPS
+    for dtype in {"float32", str(fast_dtype("cpu")).removeprefix("torch.")}:
+        target = {"model": "zoo/target", "dtype": dtype, "kv_tokens": _KV_TOKENS}
+        yield TargetConfig.model_validate(target | {"placement": "inline"}), _BUILT_IN
 
 
-async def _serve(target: TargetSpec, drafters: Sequence[DrafterSpec]) -> None:
+async def _serve(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:
     """Serves one warm-up."""
     fleet = await start_fleet(target, drafters, cache_dir() / "profiles", measure_s=0.0)
     service = Service(AppConfig(), fleet)

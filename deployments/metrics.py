@@ -130,7 +130,7 @@ COUNTERS = (
 GAUGES = (
     Metric("running", "Requests that have begun"),
     Metric("waiting", "Requests that wait to begin"),
-    Metric("down", "1 while it is lost, or a drafter that is not loaded yet", ("host",)),
+    Metric("down", "1 while it is lost", ("host",)),
     Metric("kv_blocks", "Blocks of the target's KV memory, updated every 2 s", ("state",)),
 )
 HISTOGRAMS = (

@@ -5,7 +5,6 @@ the project root. So modules of the project are imported only inside the running
 """
 
 import asyncio
-import logging
 from typing import Any
 
 import ray
@@ -13,8 +12,6 @@ from ray import serve
 from ray.serve.config import DeploymentActorConfig
 
 NAME = "router"
-_ANSWERS_WITHIN_S = 2.0
-_LOG = logging.getLogger("spindle")
 
 
 class RouterActor:
@@ -28,12 +25,6 @@ class RouterActor:
     async def exchange(self, report: Any) -> Any:
         return await self._router.exchange(report)
 
-    async def facts(self) -> Any:
-        return await self._router.facts()
-
-    async def replicas(self) -> list[str]:
-        return await self._router.replicas()
-
 
 def router_config(cpus: float) -> DeploymentActorConfig:
     return DeploymentActorConfig(
@@ -46,14 +37,3 @@ async def exchange(report: Any) -> Any:
     older one may refer to a router that has been replaced. Ray's exceptions pass through."""
     router = await asyncio.to_thread(serve.get_deployment_actor, NAME)
     return await router.exchange.remote(report)
-
-
-async def known_facts() -> Any:
-    """What replicas of this application know of its models; nothing if no router answers soon."""
-    try:
-        async with asyncio.timeout(_ANSWERS_WITHIN_S):
-            router = await asyncio.to_thread(serve.get_deployment_actor, NAME)
-            return await router.facts.remote()
-    except Exception as error:
-        _LOG.warning("what other replicas have measured could not be read: %r", error)
-        return {}

@@ -1,12 +1,11 @@
 """Loads a checkpoint's tokenizer without importing model code, which halves the start of processes
 that need only text."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cluster.checkpoint_files import read_json
-from engine.errors import IncompatibleDrafter, reading
+from engine.errors import reading
 
 _WHOLE_IN_ITS_FILE = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Tokenizer classes that are completely described by tokenizer.json."""
@@ -33,17 +32,3 @@ def _load(checkpoint: Path) -> Any:
 
 def _class(checkpoint: Path) -> str | None:
     return read_json(checkpoint / "tokenizer_config.json").get("tokenizer_class")
-
-
-def check_tokenizer(
-    drafter: str, drafter_tokens: Mapping[str, int], target_tokens: Mapping[str, int]
-) -> None:
-    """Both tokenizers' `get_vocab()` must be equal, so that an id means the same text."""
-    differing = drafter_tokens.items() ^ target_tokens.items()
-    if differing:
-        token, number = min(differing)
-        raise IncompatibleDrafter(
-            drafter,
-            "tokenizer",
-            f"{len(differing)} entries differ from the target's, the first is {token!r} = {number}",
-        )

@@ -38,10 +38,6 @@ class NoParams:
 class Entry(Generic[Make]):
     params: type
     make: Make
-    width: tuple[str, ...] = ()
-    """The path of the option that bounds the width of its draft trees; empty: it drafts chains."""
-    adapts_to_chains: bool = False
-    """Drafts chains for a verifier without trees, whatever the width's default."""
 
 
 Selections = Mapping[str, Entry[Callable[[Any, int], Selection]]]
@@ -58,12 +54,8 @@ SPECULATIONS: Speculations = {
     "off": Entry(NoParams, lambda params, calibrations: fixed.Off()),
     "fixed": Entry(fixed.FixedParams, lambda params, calibrations: fixed.Fixed(params)),
     "specserve": Entry(SpecServeParams, SpecServe),
-    "adaserve": Entry(
-        AdaServeParams,
-        lambda params, calibrations: AdaServe(params),
-        width=("shape", "max_width"),
-    ),
-    "planner": Entry(PlannerParams, Planner, width=("max_width",), adapts_to_chains=True),
+    "adaserve": Entry(AdaServeParams, lambda params, calibrations: AdaServe(params)),
+    "planner": Entry(PlannerParams, Planner),
 }
 
 SCHEDULES: Schedules = {

@@ -84,9 +84,6 @@ class RoundOutcome(NamedTuple):
     caught_up: int = 0
     """Tokens on which the drafter had to catch up before it drafted, because the request had
     switched lanes."""
-    accepted_free: int = 0
-    """Accepted tokens that free drafters had proposed, too: without its lane the request would have
-    gained them as well."""
     tried: bool = False
     """Whether any drafter was called for this request, even if it proposed nothing."""
     prompts_s: float = 0.0

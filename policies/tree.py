@@ -73,15 +73,6 @@ class DraftTree:
     def is_chain(self) -> bool:
         return bool(np.array_equal(self.parents, np.arange(ROOT, len(self) - 1)))
 
-    def path_confidence(self) -> NDArray[np.float32]:
-        """Probability that a node and all its ancestors are accepted, if confidences are
-        calibrated."""
-        path = self.confidence.copy()
-        for node, parent in enumerate(self.parents):
-            if parent != ROOT:
-                path[node] *= path[parent]
-        return path
-
     def ancestor_mask(self) -> NDArray[np.bool_]:
         """mask[i, j]: node i attends to node j, i.e. j is i itself or one of its ancestors."""
         mask = np.eye(len(self), dtype=np.bool_)

@@ -9,8 +9,6 @@ import pytest
 from actors.hosts.direct import make_lookup
 from cluster.config import AppConfig
 from cluster.config.drafter_kinds import DRAFTER_KINDS, DrafterKind
-from cluster.placement import plan
-from deployments.replica.host_specs import drafter_specs
 from tests.engine.drafters.orders import Stream
 
 GUIDE = Path(__file__).parents[1] / "CONTRIBUTING.md"
@@ -28,8 +26,7 @@ def test_the_drafter_of_the_guide_drafts_with_one_file_and_one_entry(
     for name, kind in eval(f"{{{entry}}}", {"DrafterKind": DrafterKind}).items():
         monkeypatch.setitem(DRAFTER_KINDS, name, kind)
     config = AppConfig.model_validate({"drafters": [{"name": "mine", "kind": "repeat"}]})
-    (spec,) = drafter_specs(config, plan(config))
-    drafter = make_lookup(spec)
+    drafter = make_lookup(config.drafters[0])
     assert drafter.name == "mine"
     assert len(Stream("a", [1, 2, 3]).draft(drafter, depth=0)) == 0
     tests: dict[str, Any] = {}

@@ -29,8 +29,6 @@ class Drafting:
         self._features = features
         self._shared = shared
         self._estimates = shared.estimates
-        self._probe_after_s = shared.limits.probe_after_s
-        self._probed_s = asyncio.get_running_loop().time()
 
     def start(self, running: Sequence[RequestState], policies: Policies, now: float) -> None:
         """Sends every ready request to its lane, or straight to the verifier."""
@@ -41,10 +39,7 @@ class Drafting:
                 draftable.append(request)
             else:
                 request.set_draft(NO_DRAFT)
-        if draftable and len(ready) == len(running) and self._probe_is_due(now):
-            for request in draftable:
-                request.set_draft(NO_DRAFT)
-        elif draftable:
+        if draftable:
             context = self._estimates.context(
                 active=len(running), first_tokens=first_tokens(running)
             )
@@ -54,13 +49,6 @@ class Drafting:
                 others = waiting_for(together, running)
                 self._start_together(together, others, policies, context, now)
 
-    def _probe_is_due(self, now: float) -> bool:
-        """Whether this round decodes plainly, which measures the speed without drafts."""
-        if self._probe_after_s is None or now < self._probed_s + self._probe_after_s:
-            return False
-        self._probed_s = now
-        return True
-
     def _batches(
         self, draftable: Sequence[RequestState], assigned: Mapping[str, str | None]
     ) -> dict[str | None, list[RequestState]]:
@@ -69,7 +57,7 @@ class Drafting:
         idle = {None, *(state.name for state in self._lanes if state.idle)}
         for request in draftable:
             lane = assigned.get(request.name)
-            if lane in request.failed_lanes or self._lanes.suspects.barred(request):
+            if lane in request.failed_lanes or request.barred:
                 lane = None
             if self._features and not self._features.can_draft(request, lane):
                 lane = None
@@ -78,7 +66,7 @@ class Drafting:
             batch = batches.setdefault(lane, [])
             if lane is None or not batch or batch[0].cohort == request.cohort:
                 batch.append(request)
-        return self._lanes.suspects.apart(batches)
+        return batches
 
     def _start_together(
         self,
@@ -239,8 +227,6 @@ class Drafting:
                 for request, answer, upto in zip(requests, answers, read, strict=True)
             ]
         )
-        if not call.state.lane.always_drafts:
-            self._lanes.suspects.answered(requests, answers)
         predicted_s = self._estimates.learn_draft_cost(name, orders, trees, seconds)
         drafted = Drafted(
             clock(), name, seconds, len(orders), len(trees.tokens), trees, predicted_s

@@ -140,16 +140,6 @@ class LaneUp:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneJoined:
-    """A lane whose drafter was not loaded when the coordinator started takes orders."""
-
-    at_s: float
-    lane: str
-    seconds: float
-    """How long it took to load."""
-
-
-@dataclass(frozen=True, slots=True)
 class VerifierDown:
     at_s: float
     error: str
@@ -186,7 +176,6 @@ Event = (
     | Preempted
     | LaneDown
     | LaneUp
-    | LaneJoined
     | VerifierDown
     | VerifierUp
     | Left

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from actors.coordinator.events import LaneDown, LaneJoined, LaneUp, Late
+from actors.coordinator.events import LaneDown, LaneUp, Late
 from actors.coordinator.request_state import RequestState
 from actors.coordinator.settings import Lane, Shared
-from actors.coordinator.suspects import DrafterSuspects
 from actors.hosts.protocol import DrafterHost, HostLost
 from engine.errors import InvalidRequest
 from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom
@@ -18,14 +17,9 @@ from policies.request import LaneView
 from policies.tree import DraftTree
 
 _LOG = logging.getLogger("spindle")
-JOINS_AFTER_S = 2.0
-"""Loading a drafter takes cores from what comes first: warming up, and the streams of another
-replica that was lost."""
 
 _LATE_FACTOR = 3.0
 """A call may take this many times as long as one of its size usually takes."""
-_LATE_SHARE = 0.05
-"""The fraction of the time that rounds may wait for a lane that is late again and again."""
 
 Answer = Draft | Missing | NoRoom | Failed
 
@@ -36,10 +30,6 @@ class LaneState:
     busy: bool = False
     late: bool = False
     """Busy for longer than rounds wait: they go on without it until it answers."""
-    late_in_a_row: int = 0
-    """Calls up to the last one."""
-    rests_until_s: float = 0.0
-    """It gets no calls before."""
     down: bool = False
     given_up: bool = False
     """Down for good: its drafter cannot be loaded."""
@@ -59,13 +49,9 @@ class Lanes:
         lanes: Sequence[Lane],
         shared: Shared,
     ) -> None:
-        self._states = {lane.view.name: LaneState(lane, down=lane.loading) for lane in lanes}
-        self.suspects = DrafterSuspects()
+        self._states = {lane.view.name: LaneState(lane) for lane in lanes}
         self._shared = shared
         self._slow_s = shared.limits.slow_drafter_s
-        for state in self._states.values():
-            if state.down:
-                shared.tasks.spawn(self._join, state)
 
     def __getitem__(self, name: str) -> LaneState:
         return self._states[name]
@@ -75,7 +61,7 @@ class Lanes:
 
     @property
     def down(self) -> list[str]:
-        """The names of those that are lost or not loaded yet."""
+        """The names of those that are lost."""
         return [state.name for state in self if state.down]
 
     def check_drafter(self, name: str | None) -> None:
@@ -94,7 +80,7 @@ class Lanes:
     ) -> Mapping[str, str | None]:
         """A lane for each request, or None. Requests that name their drafter are placed first; the
         selection policy gets the remaining capacity."""
-        lanes = self._selectable(now)
+        lanes = self._selectable()
         names = {lane.name for lane in lanes}
         pinned = [request for request in running if request.drafter is not None]
         others = [
@@ -131,18 +117,17 @@ class Lanes:
     def _can_use(self, request: RequestState, lanes: Set[str]) -> bool:
         """False if none of these lanes can draft for it, so that another request has the place.
         Without lanes nothing is known."""
-        if not request.speculate or self.suspects.barred(request):
+        if not request.speculate or request.barred:
             return False
         unusable = request.failed_lanes | request.lacks_features
         return not (unusable and lanes and lanes <= unusable)
 
-    def _selectable(self, now: float) -> list[LaneView]:
+    def _selectable(self) -> list[LaneView]:
         """The lanes that the selection policy may assign requests to."""
         return [
             state.lane.view
             for state in self._states.values()
             if not (state.down or state.late or state.lane.always_drafts)
-            and state.rests_until_s <= now
         ]
 
     async def draft(
@@ -159,39 +144,30 @@ class Lanes:
         `on_late` is called when the lane is late, so that the round goes on without its answer;
         until it has answered, the lane gets no other orders.
         """
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        timer: asyncio.TimerHandle | None = None
-
-        def check() -> None:
-            nonlocal timer
-            now = loop.time()
-            usual_s = self._shared.estimates.usual_draft_s(state.name, orders)
-            left_s = begun + max(self._slow_s, _LATE_FACTOR * usual_s) - now
-            if left_s > 0.0:
-                timer = loop.call_later(left_s, check)
-                return
-            _LOG.warning("%s has not answered for %.1f s: rounds go on", state.name, now - begun)
-            state.late = True
-            state.late_in_a_row += 1
-            if state.late_in_a_row > 1:
-                state.rests_until_s = now + (now - begun) / _LATE_SHARE
-            self._shared.observe(Late(now, state.name))
-            on_late()
-
-        timer = loop.call_later(self._slow_s, check)
+        usual_s = self._shared.estimates.usual_draft_s(state.name, orders)
+        most_s = max(self._slow_s, _LATE_FACTOR * usual_s)
+        timer = asyncio.get_running_loop().call_later(most_s, self._be_late, state, on_late)
         try:
             answers = await state.lane.host.draft(orders, rule)
         except HostLost as error:
-            self.suspects.lost(requests)
+            for request in requests:
+                request.drafter_losses += 1
             self.lose(state, error)
             return None
         finally:
             timer.cancel()
-        if not state.late:
-            state.late_in_a_row = 0
         state.busy = state.late = False
+        if not state.lane.always_drafts:
+            for request, answer in zip(requests, answers, strict=True):
+                if isinstance(answer, Draft):
+                    request.drafter_losses = 0
         return answers
+
+    def _be_late(self, state: LaneState, on_late: Callable[[], None]) -> None:
+        _LOG.warning("%s does not answer: rounds go on without it", state.name)
+        state.late = True
+        self._shared.observe(Late(asyncio.get_running_loop().time(), state.name))
+        on_late()
 
     def lose(self, state: LaneState, error: HostLost) -> None:
         state.busy = state.late = False
@@ -199,13 +175,9 @@ class Lanes:
             return  # already found by a check
         state.down = True
         self._shared.observe(LaneDown(asyncio.get_running_loop().time(), state.name, str(error)))
-        self._shared.tasks.spawn(self._recover, state, LaneUp)
+        self._shared.tasks.spawn(self._recover, state)
 
-    async def _join(self, state: LaneState) -> None:
-        await asyncio.sleep(JOINS_AFTER_S)
-        await self._recover(state, LaneJoined)
-
-    async def _recover(self, state: LaneState, back: type[LaneJoined | LaneUp]) -> None:
+    async def _recover(self, state: LaneState) -> None:
         """The new host is empty: it answers Missing and is sent all committed tokens. One that
         cannot load its drafter stays down, since no request needs it."""
         clock = asyncio.get_running_loop().time
@@ -221,7 +193,7 @@ class Lanes:
             )
             return
         state.down = False
-        self._shared.observe(back(clock(), state.name, clock() - lost_s))
+        self._shared.observe(LaneUp(clock(), state.name, clock() - lost_s))
         self._shared.changed()
 
     async def check(self) -> None:

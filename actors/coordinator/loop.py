@@ -95,7 +95,7 @@ class Coordinator:
 
     @property
     def lanes_down(self) -> list[str]:
-        """The names of lanes that are lost or not loaded yet."""
+        """The names of lanes that are lost."""
         return self._lanes.down
 
     def submit(

@@ -27,6 +27,8 @@ class Stage(Enum):
     GONE = auto()
 
 
+_MOST_DRAFTER_LOSSES = 2
+
 WAITING, READY, DRAFTING, DRAFTED, VERIFYING, GONE = Stage
 """Module-level names, because Python 3.11 takes 0.1 µs to look a member up in its Enum, and every
 pass compares every request's stage several times."""
@@ -58,7 +60,7 @@ class RequestState:
     suspect: bool = False
     """A verifier was lost in a forward with it, and no other one has brought it a token since."""
     drafter_losses: int = 0
-    """Consecutive drafts for it over which the drafter's process was lost."""
+    """Consecutive calls with it in which the drafter's process was lost."""
     failed_lanes: set[str] = field(default_factory=set)
     """Lanes that answered Failed for it; they are not used for it again."""
     lacks_features: set[str] = field(default_factory=set)
@@ -97,6 +99,11 @@ class RequestState:
     @property
     def with_host(self) -> bool:
         return self.stage in (DRAFTING, VERIFYING)
+
+    @property
+    def barred(self) -> bool:
+        """Drafts on lookups only, because it may be what drafters are lost over."""
+        return self.drafter_losses >= _MOST_DRAFTER_LOSSES
 
     @property
     def draft_room(self) -> int:

@@ -20,8 +20,6 @@ class Limits(LimitsConfig):
     """Tokens in the verifier's KV memory, over all running requests: `target.kv_tokens`."""
     catch_up_tokens: int = 256
     """Committed tokens in one catch-up order, which bounds how long it delays a micro-batch."""
-    probe_after_s: float | None = None
-    """Off, but in a replica: a probe changes what a simulation or benchmark compares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +35,6 @@ class Lane:
     the selection policy does not assign it."""
     feature_layers: tuple[int, ...] = ()
     """The target's layers whose hidden states its drafter reads; for most none."""
-    loading: bool = False
-    """Its drafter is not loaded yet: the lane is down until `host.recover` has done so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,10 +177,10 @@ class Verifying:
         commit = served.commit(tokens, answer.logprobs)
         gained = len(commit.token_ids)
         draft = request.draft
-        accepted_free = covered = 0
+        covered = 0
         if accepted and self._always_drafting:
-            accepted_free = self._accepted_free(draft.proposers, item.sources, answer.accepted)
-            covered = min(accepted_free, gained)
+            free = self._accepted_free(draft.proposers, item.sources, answer.accepted)
+            covered = min(free, gained)
             request.covered += (True,) * covered
         request.covered += (False,) * (gained - covered)
         outcome = RoundOutcome(
@@ -194,7 +194,6 @@ class Verifying:
             verify_s=verify_s,
             draft_s=draft.seconds,
             caught_up=draft.caught_up,
-            accepted_free=accepted_free,
             tried=draft.tried,
             prompts_s=prompts_s,
         )

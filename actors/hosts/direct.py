@@ -3,16 +3,17 @@
 from collections.abc import Collection, Sequence
 
 from actors.hosts.isolation import draft_isolated
-from actors.hosts.specs import DrafterSpec
+from cluster.config import DrafterConfig
 from cluster.config.drafter_kinds import drafter_kind
 from engine.grammar.compiler import Grammars
 from engine.protocol import Draft, Drafter, DraftOrder, Failed, Missing, NoRoom
 from policies.protocols import StepRule
 
 
-def make_lookup(spec: DrafterSpec, grammars: Grammars | None = None) -> Drafter:
+def make_lookup(config: DrafterConfig, grammars: Grammars | None = None) -> Drafter:
     """`grammars`: of the target's tokenizer; None: nothing is drafted under a grammar."""
-    drafter: Drafter = drafter_kind(spec.kind).maker()(spec.name, grammars=grammars, **spec.options)
+    make = drafter_kind(config.kind).maker()
+    drafter: Drafter = make(config.name, grammars=grammars, **config.options)
     return drafter
 
 

@@ -6,16 +6,16 @@ from functools import partial
 from typing import Any
 
 from actors.hosts.protocol import HostLost
-from actors.hosts.specs import DrafterSpec, TargetSpec
 from actors.hosts.workers import DrafterWorker, VerifierWorker
+from cluster.config import DrafterConfig, TargetConfig
 
 
-def drafter_thread(spec: DrafterSpec, lane: str, target_vocab_size: int) -> "WorkerThread":
-    return WorkerThread(f"drafter-{lane}", DrafterWorker(spec, lane, target_vocab_size))
+def drafter_thread(drafter: DrafterConfig, lane: str, target: TargetConfig) -> "WorkerThread":
+    return WorkerThread(f"drafter-{lane}", DrafterWorker(drafter, lane, target))
 
 
-def verifier_thread(spec: TargetSpec) -> "WorkerThread":
-    return WorkerThread("verifier", VerifierWorker(spec))
+def verifier_thread(target: TargetConfig, feature_layers: tuple[int, ...]) -> "WorkerThread":
+    return WorkerThread("verifier", VerifierWorker(target, feature_layers))
 
 
 class WorkerThread:

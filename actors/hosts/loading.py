@@ -1,8 +1,8 @@
-"""Loads models by their specs into this process, which is an actor's or the coordinator's."""
+"""Loads a config's models into this process, which is an actor's or the coordinator's."""
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ import torch
 
 import engine.lean_imports  # noqa: F401  # before whatever imports models of transformers
 from actors.hosts.protocol import KvState, TargetCosts
-from actors.hosts.specs import DrafterSpec, TargetSpec
+from cluster.config import DrafterConfig, TargetConfig
 from cluster.config.backends import BACKENDS
 from cluster.config.drafter_kinds import drafter_kind
 from engine.cpu.prepack import fast_dtype, has_bf16_products
@@ -57,23 +57,29 @@ class LoadedTarget:
         )
 
 
-def load_verifier(spec: TargetSpec) -> LoadedTarget:
-    spec = replace(spec, dtype=target_dtype(spec))
-    if spec.device == "cpu" and spec.dtype == torch.bfloat16 and not has_bf16_products():
+def load_verifier(target: TargetConfig, feature_layers: tuple[int, ...] = ()) -> LoadedTarget:
+    """Writes or fetches the checkpoint first where this node has none. `feature_layers`: whose
+    hidden states heads read, which vLLM must know before it loads."""
+    checkpoint = target.path()
+    dtype = target_dtype(target, checkpoint)
+    if target.device == "cpu" and dtype == torch.bfloat16 and not has_bf16_products():
         _LOG.warning(_SLOW_BF16)
-    loaded = _load_vllm(spec) if spec.backend == "vllm" else _load_native(spec)
+    if target.backend == "vllm":
+        loaded = _load_vllm(target, checkpoint, dtype, feature_layers)
+    else:
+        loaded = _load_native(target, checkpoint, dtype)
     # The capability that configs are checked against (cluster/config/backends.py) is the real one.
-    assert loaded.verifier.verifies_trees == BACKENDS[spec.backend].trees, spec.backend
+    assert loaded.verifier.verifies_trees == BACKENDS[target.backend].trees, target.backend
     return loaded
 
 
-def _load_native(spec: TargetSpec) -> LoadedTarget:
+def _load_native(target: TargetConfig, checkpoint: Path, dtype: torch.dtype) -> LoadedTarget:
     model = PackedModel.load(
-        spec.checkpoint,
-        dtype=spec.dtype,
-        device=spec.device,
-        kv_tokens=spec.kv_tokens,
-        quantize=spec.quantize,
+        checkpoint,
+        dtype=dtype,
+        device=target.device,
+        kv_tokens=target.kv_tokens,
+        quantize=target.own_quantize,
     )
 
     def measure(cache_dir: Path, seconds: float) -> TargetCosts:
@@ -87,47 +93,55 @@ def _load_native(spec: TargetSpec) -> LoadedTarget:
         blocks = kv.capacity // kv.block_size
         return KvState(kv.free_blocks, kv.used_blocks, kv.cached_blocks, blocks)
 
-    grammars = Grammars.of(spec.checkpoint, model.vocab_size)
+    grammars = Grammars.of(checkpoint, model.vocab_size)
     return LoadedTarget(NativeVerifier(model, grammars), kv_state, measure, grammars)
 
 
-def target_dtype(spec: TargetSpec) -> torch.dtype:
+def target_dtype(target: TargetConfig, checkpoint: Path) -> torch.dtype:
     """Inputs and results of quantized layers are float32."""
-    if will_quantize(spec.checkpoint, spec.quantize):
+    if will_quantize(checkpoint, target.own_quantize):
         return torch.float32
-    return spec.dtype or fast_dtype(spec.device)
+    return _dtype(target.dtype) or fast_dtype(target.device)
 
 
-def load_drafter(spec: DrafterSpec, name: str, target_vocab_size: int) -> "LoadedDrafter":
+def _dtype(name: str) -> torch.dtype | None:
+    """None: what the device multiplies fastest."""
+    dtype: torch.dtype | None = None if name == "auto" else getattr(torch, name)
+    return dtype
+
+
+def load_drafter(drafter: DrafterConfig, name: str, target: TargetConfig) -> "LoadedDrafter":
     """Loads a drafter that is no lookup. `name`: of the lane. Raises IncompatibleDrafter."""
-    kind = drafter_kind(spec.kind)
-    of_target = {"target": spec.target} if kind.reads_features else {}
+    kind = drafter_kind(drafter.kind)
+    of_target = {"target": target.path()} if kind.reads_features else {}
     loaded: LoadedDrafter = kind.maker()(
         name,
-        spec.checkpoint,
-        dtype=spec.dtype,
-        device=spec.device,
-        kv_tokens=spec.kv_tokens,
-        target_vocab_size=target_vocab_size,
+        target.path() if kind.copies_target else drafter.path(),
+        dtype=_dtype(drafter.dtype),
+        device=drafter.device,
+        kv_tokens=drafter.kv_capacity(target),
+        target_vocab_size=target.architecture().vocab_size,
         **of_target,
-        **spec.options,
+        **drafter.options,
     )
     return loaded
 
 
-def _load_vllm(spec: TargetSpec) -> LoadedTarget:
+def _load_vllm(
+    target: TargetConfig, checkpoint: Path, dtype: torch.dtype, feature_layers: tuple[int, ...]
+) -> LoadedTarget:
     # Imported here, because it takes seconds and changes settings of the process.
     from engine.verifiers.vllm.loading import VllmSpec, load_vllm
     from engine.verifiers.vllm.profile import profile_vllm
 
     vllm_spec = VllmSpec(
-        spec.checkpoint,
-        str(spec.dtype).removeprefix("torch."),
-        spec.kv_tokens,
-        spec.tensor_parallel,
-        spec.engine_args,
-        spec.feature_layers,
-        ray_metrics=spec.placement == "actor",
+        checkpoint,
+        str(dtype).removeprefix("torch."),
+        target.kv_tokens,
+        target.tensor_parallel,
+        target.engine_args,
+        feature_layers,
+        ray_metrics=target.placement == "actor",
     )
     verifier = load_vllm(vllm_spec)
 

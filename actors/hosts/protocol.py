@@ -23,10 +23,6 @@ class HostLost(SpindleError):
     """The host is lost with everything it held; `recover` replaces it by an empty one."""
 
 
-class HostStalled(HostLost):
-    """The host has not answered for so long that it counts as dead."""
-
-
 @dataclass(frozen=True, slots=True)
 class KvState:
     """Blocks of the verifier's KV pool: free + used + cached = total, or KV has been lost."""

@@ -8,7 +8,7 @@ with the process that created them.
 
 import asyncio
 import re
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -22,8 +22,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.hosts.protocol import HostLost
 from actors.hosts.rpc_channel import Address, Listener, RpcChannel, WorkerFailed, connect
-from actors.hosts.specs import DrafterSpec, TargetSpec
-from actors.hosts.work_log import LoggedWorker, log_to_file
+from actors.hosts.work_log import log_to_file
+from cluster.config import DrafterConfig, TargetConfig
+from cluster.placement import Placement
 from engine.cpu.environment import openmp_environment
 from engine.errors import SpindleError
 from engine.verifiers.vllm.environment import process_environment
@@ -43,7 +44,7 @@ class Host:
 
         set_threads(threads)
         log_to_file(_log_file(name))
-        self._worker = LoggedWorker(resolve_name(worker)(*arguments))
+        self._worker = resolve_name(worker)(*arguments)
         self._listener = Listener(ray.util.get_node_ip_address())
 
     def address(self) -> Address:
@@ -77,18 +78,12 @@ class Actor:
         return await self._channel.call(method, *arguments)
 
     async def start(self) -> None:
-        """Returns when the process has imported everything and takes calls."""
+        """Returns when the worker has loaded its model and takes orders."""
         try:
             address: Address = await _result(self._handle.address.remote())
             serving = self._handle.serve.remote()
             self._channel = await connect(address)
             self._watcher = asyncio.create_task(_watch(serving, self._channel))
-        except BaseException:
-            self.kill()
-            raise
-
-    async def load(self) -> None:
-        try:
             await self.call("load")
         except BaseException:
             self.kill()
@@ -109,97 +104,54 @@ class Group:
     name: str
     placement_group: PlacementGroup | None = None
     """None: that of the process that creates them, if it has one."""
+    placement: Placement | None = None
+    """Which bundle of the placement group each actor gets; None: any."""
 
     async def launch_drafter(
-        self, spec: DrafterSpec, number: int, target_vocab_size: int, life: int
+        self, drafter: DrafterConfig, lane: str, target: TargetConfig, life: int
     ) -> Actor:
-        """`number`: of the instance among the spec's. `life`: of the incarnation."""
-        lane = spec.lanes[number]
-        bundle = spec.bundles[number] if spec.bundles else _ANYWHERE
-        name = self._name_of(f"{lane}:{life}")
-        actor_class = self._options(name, spec, spec.gpus, bundle)
-        actor = Actor(
-            actor_class.remote(name, spec.threads, DRAFTER_WORKER, spec, lane, target_vocab_size)
-        )
-        await actor.start()
-        await actor.load()
-        return actor
-
-    async def start_verifier(self, spec: TargetSpec, life: int) -> Actor:
-        """The process, which loads nothing yet. `life`: how many were started before."""
-        bundle = spec.bundles[0] if spec.bundles else _ANYWHERE
-        name = self._name_of(f"verifier:{life}")
-        actor_class = self._options(name, spec, spec.gpus * spec.tensor_parallel, bundle)
-        actor = Actor(actor_class.remote(name, spec.threads, VERIFIER_WORKER, spec))
+        """`life`: how many were launched for this lane before."""
+        bundle = self.placement.lanes[lane] if self.placement else None
+        name = f"spindle:{self.name}:{lane}:{life}"
+        create = self._options(name, drafter, drafter.gpus, bundle).remote
+        actor = Actor(create(name, drafter.threads, DRAFTER_WORKER, drafter, lane, target))
         await actor.start()
         return actor
 
-    def _name_of(self, label: str) -> str:
-        return f"spindle:{self.name}:{label}"
+    async def launch_verifier(
+        self, target: TargetConfig, feature_layers: tuple[int, ...], life: int
+    ) -> Actor:
+        bundle = self.placement.target if self.placement else None
+        name = f"spindle:{self.name}:verifier:{life}"
+        create = self._options(name, target, target.gpus * target.tensor_parallel, bundle).remote
+        actor = Actor(create(name, target.threads, VERIFIER_WORKER, target, feature_layers))
+        await actor.start()
+        return actor
 
     def _options(
-        self, name: str, spec: DrafterSpec | TargetSpec, gpus: float, bundle: int
+        self, name: str, model: DrafterConfig | TargetConfig, gpus: float, bundle: int | None
     ) -> ActorClass:
         placed = {}
         if self.placement_group is not None:
             placed["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                self.placement_group, bundle
+                self.placement_group, _ANYWHERE if bundle is None else bundle
             )
         return _HOST.options(
             name=name,
             # The placement group has reserved the CPUs. If actors requested them as well, a killed
             # process that hangs would keep them from its successor for five seconds.
-            num_cpus=spec.cpus if self.placement_group is None else 0,
+            num_cpus=model.cpus if self.placement_group is None else 0,
             num_gpus=gpus,
             max_restarts=0,
             max_task_retries=0,
-            runtime_env={"env_vars": _environment(spec)},
+            runtime_env={"env_vars": _environment(model)},
             **placed,
         )
 
 
-class VerifierLauncher:
-    """Starts the incarnations of a target. The process of the next one is started beforehand
-    when the present one is suspected: after a loss the model has to be loaded, but nothing to be
-    imported."""
-
-    def __init__(self, group: Group, spec: TargetSpec) -> None:
-        self._group = group
-        self._spec = spec
-        self._starts = 0
-        """How often a process was started, including those that were not needed."""
-        self._standby: asyncio.Task[Actor] | None = None
-
-    async def launch(self, _number: int) -> Actor:
-        standby, self._standby = self._standby, None
-        actor = await (standby or self._start())
-        await actor.load()
-        return actor
-
-    def prepare(self) -> None:
-        # A GPU is free for the next process only when the present one has ended.
-        if self._standby is None and not self._spec.gpus:
-            self._standby = asyncio.create_task(self._start())
-
-    def discard(self) -> None:
-        standby, self._standby = self._standby, None
-        if standby is not None:
-            standby.cancel()
-            standby.add_done_callback(_kill)
-
-    def _start(self) -> Coroutine[Any, Any, Actor]:
-        self._starts += 1
-        return self._group.start_verifier(self._spec, self._starts - 1)
-
-
-def _kill(standby: "asyncio.Task[Actor]") -> None:
-    if not standby.cancelled() and standby.exception() is None:
-        standby.result().kill()
-
-
-def _environment(spec: DrafterSpec | TargetSpec) -> dict[str, str]:
-    environment = openmp_environment(spec.threads)
-    if isinstance(spec, TargetSpec) and spec.backend == "vllm":
+def _environment(model: DrafterConfig | TargetConfig) -> dict[str, str]:
+    environment = openmp_environment(model.threads)
+    if isinstance(model, TargetConfig) and model.backend == "vllm":
         environment |= process_environment()
     return environment
 

@@ -7,10 +7,9 @@ is the event loop's, so that tests run in virtual time.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from math import inf
 from typing import Any, Protocol
 
-from actors.hosts.protocol import HostLost, HostStalled
+from actors.hosts.protocol import HostLost
 
 _LOG = logging.getLogger(__name__)
 
@@ -19,9 +18,6 @@ LONGEST_PAUSE_S = 10.0
 STEADY_S = 10.0
 """A host that has run for so long is restarted at once. One that is lost sooner again and again is
 restarted after pauses, each twice as long as the last."""
-TRUSTED_S = 60.0
-"""A host that has answered after all is not suspected again for so long: starting processes takes
-cores from a host that is merely slow."""
 
 
 class Incarnation(Protocol):
@@ -36,16 +32,6 @@ class Incarnation(Protocol):
         ...
 
 
-class Successor(Protocol):
-    """What can be started of the next incarnation while the present one may still answer."""
-
-    def prepare(self) -> None: ...
-
-    def discard(self) -> None:
-        """The present one has answered."""
-        ...
-
-
 class Supervised:
     """A host that is started again in a new incarnation whenever it is lost."""
 
@@ -57,23 +43,15 @@ class Supervised:
         stalled_s: float,
         recovery_s: float,
         gives_up: bool,
-        successor: Successor | None = None,
-        suspect_s: float | None = None,
     ) -> None:
         """`launch` starts the incarnation of a number and returns when it takes calls; a restart
         that takes longer than `recovery_s` has failed. `gives_up`: no more restarts when the host
-        has answered no order for `recovery_s`. `successor`: prepared when an answer has taken
-        `suspect_s` of the `stalled_s` after which the host counts as lost."""
+        has answered no order for `recovery_s`."""
         self.name = name
         self._launch = launch
         self._stalled_s = stalled_s
         self._recovery_s = recovery_s
         self._gives_up = gives_up
-        self._successor = successor
-        self._suspect_share = inf if suspect_s is None else suspect_s / stalled_s
-        self._is_suspect = False
-        """Whether the successor is being prepared."""
-        self._trusted_until_s = 0.0
         self._clock = asyncio.get_running_loop().time
         self._incarnation: Incarnation | None = None
         """None while the host is down."""
@@ -104,26 +82,21 @@ class Supervised:
         return answer
 
     async def call(self, method: str, *arguments: object) -> Any:
-        """Raises HostLost, or HostStalled after the longer of `stalled_s` and what the orders under
+        """Raises HostLost, also after the longer of `stalled_s` and what the orders under
         way are expected to take."""
         incarnation = self._incarnation
         if incarnation is None:
             raise HostLost(f"{self.name} is down")
         allowed_s = max(self._stalled_s, self._expected_s)
-        suspicion = self._suspect_after(allowed_s * self._suspect_share)
         try:
             async with asyncio.timeout(allowed_s):
                 answer = await incarnation.call(method, *arguments)
         except TimeoutError as error:
             self._lose(incarnation)
-            raise HostStalled(f"{self.name} gave no answer for {allowed_s:.1f} s") from error
+            raise HostLost(f"{self.name} gave no answer for {allowed_s:.1f} s") from error
         except HostLost as error:
             self._lose(incarnation)
             raise HostLost(f"{self.name} is lost: {error}") from error
-        finally:
-            if suspicion is not None:
-                suspicion.cancel()
-        self._trust()
         return answer
 
     async def call_without_timeout(self, method: str, *arguments: object) -> Any:
@@ -165,31 +138,12 @@ class Supervised:
         if self._closed:  # while it was starting
             self.close()
 
-    def _suspect_after(self, seconds: float) -> asyncio.TimerHandle | None:
-        if self._successor is None or seconds == inf:
-            return None
-        return asyncio.get_running_loop().call_later(seconds, self._suspect, self._successor)
-
-    def _suspect(self, successor: Successor) -> None:
-        if not self._is_suspect and self._clock() >= self._trusted_until_s:
-            _LOG.warning("%s is silent; what would replace it is being started", self.name)
-            self._is_suspect = True
-            successor.prepare()
-
-    def _trust(self) -> None:
-        if self._is_suspect and self._successor is not None:
-            _LOG.warning("%s has answered; what would have replaced it is ended", self.name)
-            self._is_suspect = False
-            self._trusted_until_s = self._clock() + TRUSTED_S
-            self._successor.discard()
-
     def _lose(self, incarnation: Incarnation) -> None:
         """Several calls may find the same loss."""
         if self._incarnation is not incarnation:
             return
         incarnation.kill()
         self._incarnation = None
-        self._is_suspect = False
         _LOG.warning("%s is lost", self.name)
         now = self._clock()
         steady = now - self._ready_since_s >= STEADY_S

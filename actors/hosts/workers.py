@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from actors.hosts.isolation import draft_isolated, isolated
 from actors.hosts.loading import load_drafter, load_verifier
 from actors.hosts.protocol import KvState, TargetCosts
-from actors.hosts.specs import DrafterSpec, TargetSpec
+from cluster.config import DrafterConfig, TargetConfig
 from engine.draft_profile import DraftCosts
 from engine.protocol import (
     Draft,
@@ -39,13 +39,13 @@ _WARM_UP_PROMPT = (0,) * 8
 
 
 class DrafterWorker:
-    def __init__(self, spec: DrafterSpec, lane: str, target_vocab_size: int) -> None:
-        self._spec = spec
+    def __init__(self, drafter: DrafterConfig, lane: str, target: TargetConfig) -> None:
+        self._config = drafter
         self._lane = lane
-        self._target_vocab_size = target_vocab_size
+        self._target = target
 
     def load(self) -> None:
-        self._loaded = load_drafter(self._spec, self._lane, self._target_vocab_size)
+        self._loaded = load_drafter(self._config, self._lane, self._target)
         self._drafter = self._loaded.drafter
         self._warm_up()
 
@@ -82,11 +82,13 @@ class DrafterWorker:
 
 
 class VerifierWorker:
-    def __init__(self, spec: TargetSpec) -> None:
-        self._spec = spec
+    def __init__(self, target: TargetConfig, feature_layers: tuple[int, ...] = ()) -> None:
+        """`feature_layers`: as in `load_verifier`."""
+        self._config = target
+        self._feature_layers = feature_layers
 
     def load(self) -> None:
-        self._loaded = load_verifier(self._spec)
+        self._loaded = load_verifier(self._config, self._feature_layers)
         self._verifier = self._loaded.verifier
         self._warm_up()
 

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
-from actors.hosts.facts import Facts
 from actors.router.router import Report
 from policies.pooling import ByLearner, Pooled
 
@@ -30,13 +29,10 @@ class Pooling:
         replica: str,
         exchange: Exchange,
         learners: Learners,
-        facts: Facts | None = None,
     ) -> None:
-        """`facts`: what it knows of its models, for replicas that start later."""
         self._replica = replica
         self._exchange = exchange
         self._learners = learners
-        self._facts = dict(facts or {})
         self._others: ByLearner = {}
 
     async def run(self) -> None:
@@ -46,7 +42,7 @@ class Pooling:
 
     async def report(self) -> None:
         own = {name: learner.export() for name, learner in self._learners.items()}
-        report = Report(replica=self._replica, statistics=own, facts=self._facts)
+        report = Report(replica=self._replica, statistics=own)
         with suppress(Exception):  # no failure of the exchange may affect serving
             self._others = await asyncio.wait_for(self._exchange(report), _INTERVAL_S)
         for name, learner in self._learners.items():

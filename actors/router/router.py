@@ -9,19 +9,15 @@ An ordinary class; deployments/ makes it a Serve deployment actor. Messages are 
 """
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from actors.hosts.facts import Facts
 from policies.pooling import ByLearner, is_finite, summed
 
 
 class Report(TypedDict):
     replica: str
     statistics: ByLearner
-    facts: Facts
-    """What the replica knows of its models."""
 
 
 KEPT_S = 1800.0
@@ -29,8 +25,6 @@ KEPT_S = 1800.0
 it."""
 MOST_REPLICAS = 256
 """Departed ones included; the longest silent is dropped first."""
-MOST_MODELS = 256
-"""The most models whose facts are kept; the one reported first is dropped first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +37,6 @@ class Router:
     def __init__(self) -> None:
         self._received: dict[str, _Received] = {}
         """By replica, the longest silent first."""
-        self._facts: dict[str, Sequence[float]] = {}
-        """The model that was reported first comes first."""
 
     async def exchange(self, report: Report) -> ByLearner:
         """The sum of the other replicas' statistics."""
@@ -53,21 +45,9 @@ class Router:
             self._received.pop(replica, None)  # so that it comes last
             self._received[replica] = _Received(_now(), report["statistics"])
         self._drop_departed()
-        self._facts |= report["facts"]
-        while len(self._facts) > MOST_MODELS:
-            del self._facts[next(iter(self._facts))]
         return summed(
             received.statistics for name, received in self._received.items() if name != replica
         )
-
-    async def facts(self) -> Facts:
-        """What replicas know of their models, for one that starts."""
-        return self._facts
-
-    async def replicas(self) -> list[str]:
-        """Those whose statistics are kept, the longest silent first."""
-        self._drop_departed()
-        return list(self._received)
 
     def _drop_departed(self) -> None:
         for name, received in list(self._received.items()):

@@ -29,7 +29,8 @@ from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
 
 MODEL = "model"
-DRAFTERS = (*LOOKUPS, HEAD, MODEL)
+COPY = "quantized"
+DRAFTERS = (*LOOKUPS, COPY, HEAD, MODEL)
 """By their kinds."""
 HINDSIGHT = "in_hindsight"
 _KV_TOKENS = 24_576
@@ -155,11 +156,12 @@ def _drafter(
 ) -> Drafter:
     """A new one: a lookup must not find the answers of the run before."""
     make = drafter_kind(HEAD if name.startswith(HEAD) else name).maker()
-    if name not in models:
+    checkpoints = {**models, COPY: target}
+    if name not in checkpoints:
         return make(name)
     loaded: LoadedDrafter = make(
         name,
-        models[name],
+        checkpoints[name],
         dtype=torch.float32,
         device="cpu",
         kv_tokens=_KV_TOKENS,

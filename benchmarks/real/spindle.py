@@ -90,23 +90,16 @@ class Spindle:
         from actors.hosts.fleet import start_fleet
         from actors.hosts.spawn import Group
         from cluster.cache import cache_dir
-        from cluster.placement import plan
-        from deployments.replica.host_specs import (
-            MEASURE_S,
-            drafter_specs,
-            limits_of,
-            target_spec,
-        )
+        from deployments.replica.hosts import MEASURE_S, limits_of
         from deployments.replica.service import Service
 
         placements = [config.target.placement, *(drafter.placement for drafter in config.drafters)]
         in_process = "actor" not in placements
         if not in_process:
             ray.init("local", num_cpus=_RAY_CPUS, include_dashboard=False, log_to_driver=False)
-        placement = plan(config)
         fleet = await start_fleet(
-            target_spec(config, placement),
-            drafter_specs(config, placement),
+            config.target,
+            config.drafters,
             cache_dir() / "profiles",
             None if in_process else Group("contest"),
             limits_of(config),

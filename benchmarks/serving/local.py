@@ -3,7 +3,8 @@
 `python -m benchmarks.serving.local [--clients 1 4 16] [--speculation POLICY ...] [--json FILE]`.
 
 Closed-loop clients send the same held-out requests in alternating segments: plain, and with each
-speculation policy (`planner`, `fixed:length=4`). Names: local/CLIENTS/... of the first policy,
+speculation policy (`planner`, `fixed:length=4`). `--model MODEL --data DIR`: the real prompts of
+benchmarks.real to a real target instead of the zoo's. Names: local/CLIENTS/... of the first policy,
 local/CLIENTS/POLICY/... of each other; `reference` is plain decoding, of local/CLIENTS/over/POLICY,
 the first policy's goodput, the other's.
 """
@@ -11,8 +12,10 @@ the first policy's goodput, the other's.
 import argparse
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from statistics import mean, median
 
 import torch
@@ -22,14 +25,15 @@ from actors.coordinator.events import Event, Verified
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
 from actors.hosts.direct import DirectDrafter, make_lookup
-from actors.hosts.fleet import Fleet, load
-from actors.hosts.specs import DrafterSpec, TargetSpec
+from actors.hosts.fleet import Fleet, start_fleet
+from benchmarks.real.prompts import real_prompts
 from benchmarks.report import Record, paired_ratio, parser, publish
 from benchmarks.serving.closed_loop import closed_loop
 from benchmarks.serving.requests import Request, mixed_requests
 from benchmarks.speculation_choice import SpeculationChoice, add_choices
-from cluster.built_in_models import DRAFTERS, inflated_target, model_path
+from cluster.built_in_models import DRAFTERS
 from cluster.cache import cache_dir
+from cluster.config import DrafterConfig, TargetConfig
 from cluster.config.drafter_kinds import LOOKUPS
 from engine.sampling.params import SamplingParams
 from policies.catalogue import make_schedule, make_selection, make_speculation
@@ -38,6 +42,7 @@ from policies.microbatch import MicroBatchParams
 PLAIN = "plain"
 """Among the modes compared, the one without drafts."""
 POLICIES = ("planner", "specserve")
+COPIES = ("int4", "int8")
 KV_TOKENS = 32_768
 MAX_TOKENS = 128
 
@@ -77,45 +82,73 @@ def main() -> None:
         "--requests", type=int, default=24, help="in each segment, and at least 4 for each client"
     )
     arguments.add_argument("--segments", type=int, default=3, help="of each mode")
-    arguments.add_argument("--params", type=int, default=90_000_000, help="of the target")
+    arguments.add_argument("--model", help="as target.model; by default the zoo's, inflated")
+    arguments.add_argument("--data", type=Path, help="of --model: as for benchmarks.real")
+    arguments.add_argument("--params", type=int, default=90_000_000, help="of the zoo's target")
     arguments.add_argument(
         "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the target"
     )
-    arguments.add_argument("--drafters", nargs="*", default=["tiny", "code", "prose", "suffix"])
+    arguments.add_argument(
+        "--drafters",
+        nargs="*",
+        default=["tiny", "code", "prose", "suffix"],
+        help="of the zoo, lookups, or copies of the target: int4, int8",
+    )
     arguments.add_argument("--selection", default="hedge")
     add_choices(arguments, "--speculation", POLICIES)
     arguments.add_argument("--schedule", default="default")
     options = arguments.parse_args()
+    if (options.model is None) != (options.data is None):
+        arguments.error("--model: a target besides the zoo's is asked the prompts of --data DIR")
     torch.set_num_threads(2)
-    dtype = getattr(torch, options.dtype)
-    target = TargetSpec(inflated_target(options.params), dtype, KV_TOKENS)
-    drafters = [drafter_spec(name) for name in options.drafters]
-    fleet = load(target, drafters, cache_dir() / "profiles")
-    records = asyncio.run(compare(fleet, drafters, options))
+    zoo = options.model is None
+    target = target_config(options.model, options.params if zoo else None, options.dtype)
+    drafters = [drafter_config(name) for name in options.drafters]
+    fleet = asyncio.run(start_fleet(target, drafters, cache_dir() / "profiles"))
+    ask = mixed_requests if zoo else partial(real_requests, options.data, target.path())
+    records = asyncio.run(compare(fleet, drafters, options, ask))
     publish(records, options.json)
 
 
-def drafter_spec(name: str) -> DrafterSpec:
-    """The spec of a built-in model or of a lookup drafter."""
+def real_requests(data: Path, checkpoint: Path, count: int, seed: int = 1) -> Sequence[Request]:
+    return real_prompts(data, checkpoint, seed=seed)[:count]
+
+
+def target_config(model: str | None, params: int | None, dtype: str) -> TargetConfig:
+    """A target in this process, by default the built-in one; `params`: to inflate that to."""
+    fields = {"inflate_to": params, "dtype": dtype, "kv_tokens": KV_TOKENS, "placement": "inline"}
+    return TargetConfig.model_validate(fields if model is None else fields | {"model": model})
+
+
+def drafter_config(name: str) -> DrafterConfig:
+    """A built-in model in this process, a copy of the target, or a lookup."""
+    if name in COPIES:
+        fields = {"name": name, "kind": "quantized", "quantize": name, "placement": "inline"}
+        return DrafterConfig.model_validate(fields)
     if name in DRAFTERS:
-        return DrafterSpec(name, checkpoint=model_path(name))
+        return DrafterConfig(name=name, model=f"zoo/{name}", placement="inline")
     if name in LOOKUPS:
-        return DrafterSpec(name, kind=name)
-    raise SystemExit(f"--drafters: no {name!r}; there are {', '.join((*DRAFTERS, *LOOKUPS))}")
+        return DrafterConfig(name=name, kind=name)
+    known = ", ".join((*DRAFTERS, *LOOKUPS, *COPIES))
+    raise SystemExit(f"--drafters: no {name!r}; there are {known}")
 
 
-def reset_lookups(lanes: Sequence[Lane], drafters: Sequence[DrafterSpec]) -> None:
+def reset_lookups(lanes: Sequence[Lane], drafters: Sequence[DrafterConfig]) -> None:
     """Replaces lookup drafters by empty ones: modes serve the same requests, and must not find the
     outputs of another mode."""
-    specs = {spec.name: spec for spec in drafters}
+    configs = {drafter.name: drafter for drafter in drafters}
     for lane in lanes:
         if isinstance(lane.host, DirectDrafter):
-            lane.host.drafter = make_lookup(specs[lane.view.drafter])
+            lane.host.drafter = make_lookup(configs[lane.view.drafter])
 
 
 async def compare(
-    fleet: Fleet, drafters: Sequence[DrafterSpec], options: argparse.Namespace
+    fleet: Fleet,
+    drafters: Sequence[DrafterConfig],
+    options: argparse.Namespace,
+    ask: Callable[..., Sequence[Request]],
 ) -> list[Record]:
+    """`ask`: requests by their count and `seed`."""
     events: list[Event] = []
     names = itertools.count()
     largest = max(options.clients)
@@ -150,13 +183,13 @@ async def compare(
         return Segment(served, seconds, list(events))
 
     for mode in drafting:  # warms up estimates and compiled functions
-        await segment(mixed_requests(options.requests, seed=2), largest, mode)
+        await segment(ask(options.requests, seed=2), largest, mode)
     modes = [PLAIN, *drafting]
     records = []
     for clients in options.clients:
         # With fewer, the longest request would determine the duration of a segment.
         count = max(options.requests, 4 * clients)
-        requests = mixed_requests(count * options.segments)
+        requests = ask(count * options.segments)
         served: dict[str, list[Segment]] = {mode: [] for mode in modes}
         for number in range(options.segments):
             part = requests[number * count : (number + 1) * count]

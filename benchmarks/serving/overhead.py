@@ -29,14 +29,15 @@ from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Limits, Policies
 from actors.hosts.fleet import Fleet, start_fleet
 from actors.hosts.spawn import Group
-from actors.hosts.specs import DrafterSpec, TargetSpec, Where
 from benchmarks.processes import end_after_ray
 from benchmarks.report import Record, parser, publish
 from benchmarks.serving.app import APP, App, running, wait_until
+from benchmarks.serving.local import target_config
 from benchmarks.serving.requests import Request, mixed_requests
 from benchmarks.serving.streams import ReceivedStream, read, session
-from cluster.built_in_models import TARGET, model_path
+from cluster.built_in_models import TARGET
 from cluster.cache import cache_dir
+from cluster.config.models import DrafterConfig, Placement
 from engine.sampling.params import SamplingParams
 from policies.catalogue import make_schedule, make_selection, make_speculation
 
@@ -186,9 +187,9 @@ async def local_coordinator() -> Coordinator:
     return Coordinator(fleet.verifier, fleet.lanes, policies, estimates, limits)
 
 
-async def load_hosts(drafter: Where) -> Fleet:
-    target = TargetSpec(model_path(TARGET), torch.float32, KV_TOKENS)
-    drafters = [DrafterSpec("tiny", checkpoint=model_path("tiny"), placement=drafter)]
+async def load_hosts(drafter: Placement) -> Fleet:
+    target = target_config(None, None, "float32")
+    drafters = [DrafterConfig(name="tiny", model="zoo/tiny", placement=drafter)]
     return await start_fleet(target, drafters, cache_dir() / "profiles", Group("overhead"))
 
 

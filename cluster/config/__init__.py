@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from cluster.config.backends import BACKENDS, Backend
 from cluster.config.crosschecks import (
-    check_backend,
+    check_copies,
     check_drafters,
     check_formats,
     check_heads,
@@ -100,12 +100,12 @@ class AppConfig(Section):
     def _fits_together(self) -> Self:
         check_drafters(self.drafters, self.policies)
         check_inline_gpus(self.target, self.drafters)
-        check_backend(self.target, self.policies)
         check_heads(self.target, self.drafters)
         check_formats(self.target, self.drafters)
         check_ranks(self.target)
         check_whole_context(self.target)
         check_vocabulary(self.target, self.drafters)
+        check_copies(self.target, self.drafters)
         differ("api_keys", self.api_keys)
         check_tenants("priority_for", self.priority_for, self.api_keys)
         check_tenants("operators", self.operators, self.api_keys)

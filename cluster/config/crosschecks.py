@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from cluster.checkpoint_files import (
     TOKENIZERS,
     absent_files,
@@ -21,9 +19,8 @@ from cluster.checkpoints import (
 from cluster.config.backends import BACKENDS, able
 from cluster.config.drafter_kinds import drafter_kind
 from cluster.config.models import DrafterConfig, TargetConfig
-from cluster.config.serving import Choice, PoliciesConfig
+from cluster.config.serving import PoliciesConfig
 from cluster.sources import check_weights, is_on_hub
-from policies import catalogue
 
 
 def check_drafters(drafters: Sequence[DrafterConfig], policies: PoliciesConfig) -> None:
@@ -45,18 +42,6 @@ def check_inline_gpus(target: TargetConfig, drafters: Sequence[DrafterConfig]) -
         raise ValueError(
             f"drafters.gpus: the inline models ask for {total:g} GPUs together, which Ray gives "
             "to no process; make it a whole number, or place some of them as actors"
-        )
-
-
-def check_backend(target: TargetConfig, policies: PoliciesConfig) -> None:
-    backend = BACKENDS[target.backend]
-    width = _required_width(policies.speculation)
-    if width > 1 and not backend.trees:
-        option = ".".join(catalogue.SPECULATIONS[policies.speculation.name].width)
-        raise ValueError(
-            f"policies.speculation.options.{option}: {policies.speculation.name} would draft trees "
-            f"{width} wide, and backend {target.backend} verifies chains; set 1, or "
-            f"target.backend: {able('trees')}"
         )
 
 
@@ -166,6 +151,24 @@ def check_heads(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None
             )
 
 
+def check_copies(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:
+    """Checks that a copy has floats to round, and a target that is slower than itself."""
+    method = quantization(target.header_path())
+    for number, drafter in enumerate(drafters):
+        if not drafter_kind(drafter.kind).copies_target:
+            continue
+        if method is not None:
+            raise ValueError(
+                f"drafters.{number}.kind: {drafter.kind} rounds floats, and the weights of "
+                f"{target.model} are quantized ({method}); choose another kind"
+            )
+        if target.runs_quantized:
+            raise ValueError(
+                f"drafters.{number}.kind: the target's own weights are quantized, so a copy drafts "
+                "no faster than the target decodes; set target.quantize: none, or leave it out"
+            )
+
+
 def check_vocabulary(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:
     """Checks that drafters have the target's vocabulary, because drafts are sent as token ids."""
     size = target.architecture().vocab_size
@@ -186,17 +189,3 @@ def check_vocabulary(target: TargetConfig, drafters: Sequence[DrafterConfig]) ->
                 f"ids than the target's, {min(differing)!r} among them; choose a drafter with the "
                 "target's tokenizer"
             )
-
-
-def _required_width(speculation: Choice) -> int:
-    """The tree width that the config requires, by the policy's default or its option; 1 is a
-    chain."""
-    policy = catalogue.SPECULATIONS[speculation.name]
-    if not policy.width:
-        return 1
-    if policy.adapts_to_chains and policy.width[0] not in speculation.options:
-        return 1
-    width: object = TypeAdapter[object](policy.params).validate_python(speculation.options)
-    for name in policy.width:
-        width = getattr(width, name)
-    return int(str(width))

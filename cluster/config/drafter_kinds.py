@@ -20,6 +20,8 @@ class DrafterKind:
     at a cost that counts as nothing."""
     options: tuple[str, ...] = ()
     """Fields of DrafterConfig that other kinds refuse; keyword arguments of what makes one."""
+    copies_target: bool = False
+    """Is made of the target's weights: it has no `model`, and its checkpoint is the target's."""
     reads_features: bool = False
     """Reads the target's hidden states, and so needs a verifier that hands them out. Its checkpoint
     may leave out weights that the target's has: what makes it is also given that checkpoint, as
@@ -41,6 +43,13 @@ DRAFTER_KINDS: Mapping[str, DrafterKind] = {
         made_by="engine.drafters.eagle3:load_eagle3",
         lookup=False,
         reads_features=True,
+    ),
+    "quantized": DrafterKind(
+        "the target itself with its weights rounded to 4 or 8 bits, on a CPU",
+        made_by="engine.drafters.quantized:load_quantized",
+        lookup=False,
+        options=("quantize",),
+        copies_target=True,
     ),
     "ngram": DrafterKind(
         "a lookup of what followed the last tokens earlier in the same request, at almost no cost",

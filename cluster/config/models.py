@@ -12,7 +12,7 @@ from cluster.checkpoints import architecture
 from cluster.config.backends import BACKENDS, able
 from cluster.config.drafter_kinds import DRAFTER_KINDS, OPTIONS, drafter_kind, with_option
 from cluster.config.section import Section, within
-from cluster.sources import check_source, checkpoint_folder, header_folder
+from cluster.sources import check_source, checkpoint_folder, header_folder, quantized_bytes
 from policies import ranges
 
 RESERVED_NAMES = ("off", "verifier")
@@ -134,6 +134,12 @@ class TargetConfig(Section):
         """`quantize`, or `none` where it has no effect."""
         return self.quantize if self._can_quantize else "none"
 
+    @property
+    def runs_quantized(self) -> bool:
+        if self.own_quantize == "auto":
+            return quantized_bytes(self.model) is not None
+        return self.own_quantize != "none"
+
     def architecture(self) -> Architecture:
         return architecture(self.header_path(), self.inflate_to)
 
@@ -144,6 +150,10 @@ class TargetConfig(Section):
             return inflated_target(self.inflate_to)
         return checkpoint_folder(self.model)
 
+    @property
+    def device(self) -> str:
+        return _device(self.gpus)
+
     def header_path(self) -> Path:
         """A directory with the model's config.json and tokenizer, perhaps without weights."""
         return header_folder(self.model)
@@ -153,7 +163,7 @@ class DrafterConfig(Section):
     name: DrafterName
     """The name in statistics and in a request's `speculation`."""
     kind: Kind = Field(
-        "model",
+        default="model",
         description="; ".join(f"`{name}`: {kind.about}" for name, kind in DRAFTER_KINDS.items())
         + ".",
     )
@@ -165,7 +175,9 @@ class DrafterConfig(Section):
     """The most requests that each instance drafts for at once (B_j of Spin)."""
     kv_tokens: Tokens | None = None
     """Capacity of each instance's KV cache in tokens. null: 32,768, but for kind `eagle3` as many
-    as the target keeps."""
+    as the target keeps, as for `quantized`."""
+    quantize: Literal["int8", "int4"] = "int4"
+    """For kind `quantized`: how the target's weights are rounded, as by the target's `quantize`."""
     past_tokens: Count = 100_000
     """For kind `suffix`: tokens of past outputs to keep, for all requests together; the least
     recently used are dropped. Each takes at most 120 bytes of the replica's memory
@@ -195,13 +207,25 @@ class DrafterConfig(Section):
             )
         if kind.lookup:
             return self._is_a_lookup()
-        if self.model is None:
+        if kind.copies_target:
+            self._copies_the_target()
+        elif self.model is None:
             raise ValueError(f"model: a drafter of kind {self.kind} needs one")
         if self.placement == "inline" and self.instances > 1:
             raise ValueError("instances: several in one process gain nothing; set placement: actor")
         _refuse_what_only_actors_have(self, self.placement)
         _refuse_accelerator_without_gpu(self.accelerator, self.gpus)
         return self
+
+    def _copies_the_target(self) -> None:
+        for field in ("model", "dtype"):
+            if field in self.model_fields_set:
+                raise ValueError(f"{field}: {self.kind} copies the target; leave it out")
+        if self.gpus:
+            raise ValueError(
+                f"gpus: {self.kind} has kernels for CPUs only; set 0, or kind: model with a small "
+                "model of the target's family, or kind: eagle3"
+            )
 
     def _is_a_lookup(self) -> Self:
         if self.placement == "actor":
@@ -228,14 +252,22 @@ class DrafterConfig(Section):
             return (self.name,)
         return tuple(f"{self.name}/{number}" for number in range(self.instances))
 
+    @property
+    def is_lookup(self) -> bool:
+        return drafter_kind(self.kind).lookup
+
+    @property
+    def device(self) -> str:
+        return _device(self.gpus)
+
     def kv_capacity(self, target: TargetConfig) -> int:
         """`kv_tokens`, or its default beside this target."""
         if self.kv_tokens is not None:
             return self.kv_tokens
-        if drafter_kind(self.kind).reads_features:
-            # Rows that were evicted could only be computed again from features that are gone.
-            return target.kv_tokens
-        return _KV_TOKENS
+        kind = drafter_kind(self.kind)
+        # Rows of a head that were evicted could only be computed again from features that are gone;
+        # a row of a copy takes as much as the target's own.
+        return target.kv_tokens if kind.reads_features or kind.copies_target else _KV_TOKENS
 
     def path(self) -> Path | None:
         """The directory of its own checkpoint, fetched or written first if need be; None for kinds
@@ -244,6 +276,10 @@ class DrafterConfig(Section):
 
     def header_path(self) -> Path | None:
         return None if self.model is None else header_folder(self.model)
+
+
+def _device(gpus: float) -> str:
+    return "cuda" if gpus else "cpu"
 
 
 def _refuse_what_only_actors_have(section: Section, placement: Placement) -> None:

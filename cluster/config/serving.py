@@ -132,13 +132,6 @@ class LimitsConfig(Section):
     stalled_host_s: Seconds = 5.0
     """A drafter or verifier counts as lost if a call takes longer than this and 20 times as long as
     was predicted."""
-    suspect_host_s: Seconds | None = 2.0
-    """After this long without an answer (scaled as `stalled_host_s` is), processes are started that
-    would replace the verifier (0.4 GB of memory per rank), and are ended if it answers; null: only
-    once it is lost. Not for a target on GPUs."""
-    probe_after_s: Seconds | None = 30.0
-    """Every so many seconds, one round of all requests decodes plainly, which measures what
-    drafting gains (docs/metrics.md); null: never."""
     recovery_s: Seconds = 120.0
     """A replica whose verifier has not recovered after this long fails, and is replaced; and how
     long a request waits for a replica that takes it. So it must exceed what a restart takes."""

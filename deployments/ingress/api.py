@@ -203,8 +203,7 @@ class Api:
             async for choice, piece in answer.pieces():
                 for chunk in form.chunks(choice, piece, first=choice.index not in started):
                     started.add(choice.index)
-                    usage = {"usage": choice.usage} if request.continuous_usage else {}
-                    yield {**head, "choices": [chunk], **usage}
+                    yield {**head, "choices": [chunk]}
         except ApiError as error:
             yield error.body()
             return

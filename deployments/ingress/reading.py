@@ -13,7 +13,11 @@ from fastapi.routing import APIRoute
 from pydantic import ValidationError
 
 from deployments.ingress.errors import ApiError
-from deployments.ingress.requests.completions import ChatRequest, kind_of
+from deployments.ingress.requests.completions import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+)
 from deployments.ingress.requests.fields import Fields
 from deployments.ingress.requests.json_bounds import TooManyValues, json_length, parsed
 from deployments.ingress.responses_api.request import ResponsesRequest
@@ -55,6 +59,13 @@ def _walk(fields: Fields, path: str) -> Iterator[str]:
         for inner in value if isinstance(value, list) else [value]:
             if isinstance(inner, Fields):
                 yield from _walk(inner, f"{path}{name}.")
+
+
+def kind_of(fields: Mapping[str, Any]) -> type[GenerationRequest]:
+    """A request with `messages` is a chat, any other a completion."""
+    if not isinstance(fields, Mapping):
+        raise ApiError(400, "the request must be a mapping of fields, such as model and prompt")
+    return ChatRequest if "messages" in fields else CompletionRequest
 
 
 def shown(names: Sequence[str]) -> str:

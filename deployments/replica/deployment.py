@@ -29,7 +29,7 @@ from deployments.replica.event_log import log_event
 from deployments.replica.live import LiveNumbers, ReplicaNumbers
 from deployments.replica.metrics import Metrics
 from deployments.replica.streams import HeartbeatMonitor, refusal, submit
-from deployments.router_actor import exchange, known_facts
+from deployments.router_actor import exchange
 from deployments.series import Family
 from engine.errors import SpindleError
 
@@ -66,13 +66,12 @@ class Replica:
     async def _start(self) -> "Service":
         # Imported here, because models take seconds to import and building the application needs
         # none.
-        from deployments.replica.host_specs import start_hosts
+        from deployments.replica.hosts import start_hosts
         from deployments.replica.service import Service
         from policies.precompile import warm_up
 
         print_line(f"Spindle: loading {self._config.served_name}, some 10 s")
-        known = await known_facts()
-        hosts = start_hosts(self._config, self._name, print_line, known)
+        hosts = start_hosts(self._config, self._name, print_line)
         # What the coordinator would wait for when it is made.
         fleet, _ = await asyncio.gather(hosts, asyncio.to_thread(warm_up))
         service = Service(self._config, fleet)
@@ -81,14 +80,11 @@ class Replica:
         drafters = {lane.view.name: lane.view.drafter for lane in fleet.lanes}
         slo_classes = {name: named.slo for name, named in self._config.slo_classes.items()}
         self._metrics = Metrics(self._name, drafters, slo_classes)
-        self._metrics.set_down(service.coordinator.lanes_down)
         service.add_observer(self._observe)
         self._live = LiveNumbers(self._name, service.lanes)
         service.add_observer(self._live.observe)
         self._pooling = asyncio.create_task(service.pool(self._name, exchange))
         self._exporting = asyncio.create_task(self._export_metrics(service))
-        if down := service.coordinator.lanes_down:
-            print_line(f"Spindle: serves while {', '.join(down)} are still being loaded")
         return service
 
     async def reconfigure(self, user_config: Mapping[str, Any] | None, rank: ReplicaRank) -> None:

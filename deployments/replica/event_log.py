@@ -5,7 +5,6 @@ import logging
 from actors.coordinator.events import (
     Event,
     LaneDown,
-    LaneJoined,
     LaneUp,
     Left,
     VerifierDown,
@@ -21,8 +20,6 @@ def log_event(event: Event) -> None:
             _LOG.warning("drafter %s is lost: %s", event.lane, event.error)
         case LaneUp():
             _LOG.info("drafter %s is back after %.1f s", event.lane, event.seconds)
-        case LaneJoined():
-            _LOG.info("drafter %s is loaded after %.1f s", event.lane, event.seconds)
         case VerifierDown():
             _LOG.warning("the verifier is lost: %s", event.error)
         case VerifierUp():

@@ -12,7 +12,6 @@ from actors.coordinator.events import (
     Event,
     FeaturesLost,
     LaneDown,
-    LaneJoined,
     LaneUp,
     Late,
     Left,
@@ -107,11 +106,6 @@ class Metrics:
         self._series.set("running", running)
         self._series.set("waiting", waiting)
 
-    def set_down(self, lanes: Collection[str]) -> None:
-        """For lanes that were lost or not loaded when `observe` was first called."""
-        for lane in lanes:
-            self._series.set("down", 1.0, lane)
-
     def set_kv(self, kv: KvState) -> None:
         for state, blocks in zip(KV_STATES, (kv.free, kv.used, kv.cached), strict=True):
             self._series.set("kv_blocks", blocks, state)
@@ -157,8 +151,6 @@ class Metrics:
                 self._lost(VERIFIER)
             case LaneUp():
                 self._recovered(event.lane, event.seconds)
-            case LaneJoined():
-                self._series.set("down", 0.0, event.lane)
             case VerifierUp():
                 self._recovered(VERIFIER, event.seconds)
             case Left() if not event.internal:

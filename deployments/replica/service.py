@@ -16,7 +16,7 @@ from actors.hosts.protocol import HostLost
 from actors.router.replica_side import Exchange, Pooling
 from cluster.config import AppConfig, PoliciesConfig
 from deployments.replica.compile_queue import CompileQueue
-from deployments.replica.host_specs import limits_of
+from deployments.replica.hosts import limits_of
 from engine.request import TargetLimits
 from engine.sampling.params import SamplingParams
 from policies.catalogue import fair, make_schedule, make_selection, make_speculation
@@ -113,9 +113,9 @@ class Service:
                 await self._fleet.load_vocabulary()
 
     async def pool(self, replica: str, exchange: Exchange) -> None:
-        """Exchanges estimates, and what is known of models, with the other replicas, forever."""
+        """Exchanges estimates with the other replicas, forever."""
         learners = {"acceptance": self._estimates.acceptance}
-        await Pooling(replica, exchange, learners, facts=self._fleet.facts).run()
+        await Pooling(replica, exchange, learners).run()
 
     @property
     def limits(self) -> TargetLimits:

@@ -11,6 +11,7 @@ from engine.checkpoint import load_whole
 from engine.cpu.prepack import fast_dtype
 from engine.draft_profile import CONTEXT, REQUESTS, ROUNDS, DraftCosts, measure_drafter
 from engine.drafters.model import ModelDrafter, make_runner
+from engine.drafters.runner import PackedRunner
 from engine.errors import IncompatibleDrafter, IncompleteCheckpoint
 from engine.grammar.compiler import Grammars
 from engine.profiler import Grid, Measured, ProfileKey, cached_samples
@@ -49,23 +50,29 @@ def load_model_drafter(
         stock = load_whole(checkpoint, dtype=dtype).to(device).eval()
     except IncompleteCheckpoint as error:
         raise IncompatibleDrafter(name, "model", str(error)) from error
+    size = float(stock.num_parameters())
     runner = make_runner(stock, kv_tokens=kv_tokens)
+    return loaded_drafter(name, runner, size, checkpoint, target_vocab_size)
+
+
+def loaded_drafter(
+    name: str, runner: PackedRunner, size: float, checkpoint: Path, target_vocab_size: int
+) -> LoadedDrafter:
+    """`size`: the model's parameters, before any were packed."""
+    model = runner.model
     drafter = ModelDrafter(
         name,
         runner,
         target_vocab_size=target_vocab_size,
         grammars=Grammars.of(checkpoint, target_vocab_size),
     )
+    setup = ", ".join(["draft steps", *([model.weights] if model.weights else [])])
 
     def measure(cache_dir: Path, seconds: float) -> DraftCosts:
         steps = partial(measure_drafter, drafter, target_vocab_size, runner.max_context, seconds)
-        return cached_costs(stock, stock.device, "draft steps", cache_dir, seconds, steps)
+        return cached_costs(model.hf_model, model.device, setup, cache_dir, seconds, steps)
 
-    return LoadedDrafter(
-        drafter,
-        size=float(sum(weight.numel() for weight in stock.parameters())),
-        measure=measure,
-    )
+    return LoadedDrafter(drafter, size, measure)
 
 
 def cached_costs(

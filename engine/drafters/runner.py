@@ -109,31 +109,31 @@ class PackedRunner:
     """Any model that the packed forward runs, on any device."""
 
     def __init__(self, model: PackedModel) -> None:
-        self._model = model
+        self.model = model
 
     @property
     def vocab_size(self) -> int:
-        return self._model.vocab_size
+        return self.model.vocab_size
 
     @property
     def max_context(self) -> int:
-        return min(self._model.max_context, self._model.kv.capacity)
+        return min(self.model.max_context, self.model.kv.capacity)
 
     def open(self, request: str, tokens: Sequence[int], scope: Scope) -> int:
-        kv = self._model.kv
+        kv = self.model.kv
         return kv.length(request) if request in kv else kv.open(request, tokens, scope)
 
     def keep(self, request: str, length: int, path: Sequence[int], tokens: Sequence[int]) -> None:
-        kv = self._model.kv
+        kv = self.model.kv
         if length < kv.length(request):
             kv.truncate(request, length)
         kv.commit(request, path, tokens)
 
     def release(self, request: str) -> None:
-        self._model.kv.release(request)
+        self.model.kv.release(request)
 
     def extend(self, trees: GrowingTrees, chunks: Sequence[Chunk]) -> list[list[int]]:
-        kv = self._model.kv
+        kv = self.model.kv
         segments = []
         for chunk in chunks:
             job, rows = trees.jobs[chunk.job], len(chunk.tokens)
@@ -146,7 +146,7 @@ class PackedRunner:
                     logits=np.array(chunk.rows_with_logits(job.scored), np.int32),
                 )
             )
-        logits = self._model.forward(segments)
+        logits = self.model.forward(segments)
         for segment, chunk in zip(segments, chunks, strict=True):
             kv.commit(segment.request, range(len(chunk.tokens)), chunk.tokens)
         drafting = [chunk.job for chunk in chunks if chunk.grows]
@@ -168,7 +168,7 @@ class PackedRunner:
                     logits=np.arange(len(tokens), dtype=np.int32),
                 )
             )
-        self._grow(trees, drafting, self._model.forward(segments))
+        self._grow(trees, drafting, self.model.forward(segments))
 
     def _grow(self, trees: GrowingTrees, drafting: Sequence[int], logits: Tensor) -> None:
         if drafting:

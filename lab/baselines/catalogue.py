@@ -29,12 +29,8 @@ SELECTIONS: Selections = {
 SPECULATIONS: Speculations = {
     **catalogue.SPECULATIONS,
     "threshold": Entry(ThresholdParams, lambda params, calibrations: Threshold(params)),
-    "specinfer": Entry(
-        SpecInferParams, lambda params, calibrations: SpecInfer(params), width=("width",)
-    ),
-    "equal": Entry(
-        EqualParams, lambda params, calibrations: Equal(params), width=("shape", "max_width")
-    ),
+    "specinfer": Entry(SpecInferParams, lambda params, calibrations: SpecInfer(params)),
+    "equal": Entry(EqualParams, lambda params, calibrations: Equal(params)),
 }
 SCHEDULES: Schedules = {
     **catalogue.SCHEDULES,

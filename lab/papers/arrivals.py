@@ -34,7 +34,7 @@ def arrivals(
 ) -> list[Arrival]:
     """In the order of their times."""
     dataset = paper.datasets[str(case["dataset"])]
-    workload = _in_case(paper.workloads[str(case["workload"])], _loaded(paper, case))
+    workload = _in_case(paper.workloads[str(case["workload"])], case)
     parts = _shares(str(case["dataset"]), dataset, case)
     times = _times(workload, seed, traces)
     chosen = generator(seed, "category").choice(len(parts), len(times), p=list(parts.values()))
@@ -65,16 +65,6 @@ def _in_case(workload: Workload, case: Mapping[str, Scalar]) -> Workload:
     """The workload with the case's values of its fields."""
     axes = {name: case[name] for name in ("requests", "rate", "clients") if name in case}
     return workload.model_copy(update=axes)
-
-
-def _loaded(paper: Paper, case: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
-    """With the rate that the axis `load` stands for."""
-    if "load" not in case:
-        return case
-    capacity = paper.machines[str(case["machine"])].capacity
-    if capacity is None:
-        raise ValueError(f"machines.{case['machine']} has no capacity, which `load` multiplies")
-    return {**case, "rate": float(case["load"]) * capacity}
 
 
 def _shares(name: str, dataset: Dataset, case: Mapping[str, Scalar]) -> dict[str, float]:

@@ -96,9 +96,6 @@ class Machine(Block):
     keeps_idle_kv: bool = True
     """Whether a preempted request's KV stays until its memory is needed; otherwise every switch
     copies it."""
-    capacity: float | None = Field(None, gt=0.0)
-    """Requests per second at which length 1 attains 0.9 in the figure `load`, measured there; the
-    axis `load` is a multiple of it."""
     source: Source
 
 
@@ -215,8 +212,6 @@ class Arm(Block):
     """Times of a draft step over the machine's, in an engine that launches it worse."""
     priorities: Mapping[str, int] = {}
     """By dataset."""
-    fair: bool = False
-    """Whether the schedule is wrapped as the product wraps every one (fairness.py)."""
     source: Source
 
     @checked(mode="after")

@@ -1,13 +1,12 @@
 """Counts independent claims, not rows: a claim that is written out over several axes is one.
 
-A claim is reproduced when each of its rows is. Calibrated, circular and repeated ones, those of
-which the paper says nothing, and bounds of our own stand apart.
+A claim is reproduced when each of its rows is. Calibrated, circular and repeated ones and those of
+which the paper says nothing stand apart.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from lab.papers.bounds import is_bound
 from lab.papers.row import Row
 
 NOT_RUNNABLE = "not runnable here"
@@ -23,7 +22,6 @@ STATUSES = (
 )
 """Statuses of a paper's claims, in the order of the table in lab/docs/papers.md."""
 _NO_CLAIM = "not specified by the paper"
-_OURS = "bounds of our own"
 
 
 def count_claims(
@@ -38,8 +36,6 @@ def count_claims(
             status: str = row.template.standing
         elif row.accepted is None:
             status = _NO_CLAIM
-        elif is_bound(row):
-            status = _OURS
         elif row.name in impossible:
             status = NOT_RUNNABLE
         else:

@@ -75,8 +75,6 @@ class Experiment:
         if self.arm.priorities:
             # Priorities are the paper's, turns of starved requests and triage are not.
             schedule = fair(schedule, {"starve_after_s": inf, "late_share": 1.0})
-        if self.arm.fair:
-            schedule = fair(schedule)
         if isinstance(schedule, LapsSd):
             return EstimateErrors(schedule, observer)
         if self.answers:

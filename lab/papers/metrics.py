@@ -56,8 +56,6 @@ def specserve(run: Run) -> dict[str, float]:
         "speed": 1.0 / report.mean_latency_s,
         "slo_attainment": report.attainment,
         "goodput": report.goodput,
-        "of_bound": _of_bound(run),
-        "longest_latency": max(request.latency_s for request in report.served),
         "draft_tokens": report.tally.drafted / rounds,
         "accepted_tokens": report.tally.accepted / rounds,
         "acceptance_rate": observer.acceptance_sum / max(1, observer.drafted_rounds),
@@ -73,8 +71,6 @@ def adaserve(run: Run) -> dict[str, float]:
         "slo_attainment": report.attainment,
         "violations": 1.0 - report.attainment,
         "goodput": report.goodput,
-        "of_bound": _of_bound(run),
-        "longest_latency": max(request.latency_s for request in report.served),
         "accepted_tokens": report.tokens_per_round,
         "selection_share": observer.selection_s / (serving_s + observer.selection_s),
     }
@@ -118,25 +114,6 @@ METRICS: Mapping[str, Callable[[Run], dict[str, float]]] = {
     "laps_sd": laps_sd,
     "self_scheduling": self_scheduling,
 }
-
-
-def _of_bound(run: Run) -> float:
-    """Goodput over what no policy can exceed, clairvoyant ones included.
-
-    Every request attains its SLO, and the run lasts no longer than it must: until the last prompt
-    can have been read, and for as long as the verifier needs for its rows. Each prompt token is a
-    row, and each output token but the first, whether accepted from a draft or not; a row takes no
-    less than in the size of forward that is best for it. Left out, so that the bound is loose:
-    drafting, rejected drafts, reading the context, and that large forwards miss SLOs.
-    """
-    requests, cluster = run.experiment.requests, run.experiment.cluster
-    rows = sum(one.prompt_tokens + one.output_tokens - 1 for one in requests)
-    sizes = range(1, cluster.most_tokens + 1)
-    row_s = float(np.min([cluster.verify.predict(0.0, size) / size for size in sizes]))
-    begin = min(one.at_s for one in requests)
-    read_s = max(one.at_s - begin + one.prompt_tokens * row_s for one in requests)
-    bound = sum(one.output_tokens for one in requests) / max(read_s, rows * row_s)
-    return run.full_report.goodput / bound
 
 
 def _answered(run: Run) -> dict[str, float]:

@@ -7,7 +7,6 @@ from itertools import product
 from statistics import fmean, geometric_mean
 
 from benchmarks.report import Record
-from lab.papers.bounds import is_bound
 from lab.papers.cells import READ_BY_METRIC, Cell, cell, settings
 from lab.papers.row import BEST, Row, Scalar
 
@@ -31,7 +30,7 @@ class Verdict:
         if holds is None:
             return "not specified by the paper"
         if holds:
-            return "kept" if is_bound(self.row) else "reproduced"
+            return "reproduced"
         return "missed"
 
     @property

@@ -29,10 +29,6 @@ class Forest(NamedTuple):
     """Path confidence of each node: f(v) of AdaServe, AR of SpecServe (eq. 8)."""
 
     @property
-    def sizes(self) -> Ints:
-        return np.diff(self.starts)
-
-    @property
     def nodes(self) -> int:
         return len(self.owner)
 

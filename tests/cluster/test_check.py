@@ -48,6 +48,7 @@ def test_the_table_shows_every_process_and_what_it_takes(
         "drafters": [
             {"name": "a", "model": str(model), "kv_tokens": 20_000, "instances": 2},
             {"name": "ngram", "kind": "ngram"},
+            {"name": "copy", "kind": "quantized", "quantize": "int8", "kv_tokens": 10_000},
         ],
     }
     node = "CPU=16,memory=8GB"
@@ -57,7 +58,9 @@ def test_the_table_shows_every_process_and_what_it_takes(
     assert table["replica"] == ["0", "0", "0.05", "1", "0.0", "0.0", "600.0"]
     assert table["verifier"] == ["0", "0", "0.05", "6", "2.0", "2.6", "604.6"]
     assert table["a/0"] == table["a/1"] == ["0", "0", "0.05", "1", "4.0", "10.2", "614.2"]
-    assert table["sum"] == ["0", "0.2", "9", "10.0", "23.0", "2,433.0"]
+    # 4 bytes a weight while it is loaded and 8.5 bits after; keys and values of 2 bytes.
+    assert table["copy"] == ["0", "0", "0.05", "1", "5.1", "2.6", "607.6"]
+    assert table["sum"] == ["0", "0.25", "10", "15.1", "25.6", "3,040.7"]
     assert "note" not in table
 
 
@@ -90,31 +93,31 @@ def test_a_bad_field_and_a_bad_file_end_with_status_1(
         (
             {"target": TWO_RANKS},
             [TWO_GPUS | {"GPU": 1.0}] * 2,
-            "GPU: verifier needs 2 on one node, and none has more than 1",
+            "GPU: verifier needs GPU 2 on one node, and none has more left than GPU 1",
         ),
         (
             {"target": {"gpus": 3}},
             [{"CPU": 8.0}],
-            "GPU: verifier needs 3 on one node, and none has more than 0",
+            "GPU: verifier needs GPU 3 on one node, and none has more left than GPU 0",
         ),
-        ({"target": {"cpus": 9}}, [TWO_GPUS], "CPU: replica, verifier need 9.05 on one node"),
-        ({"target": {"kv_tokens": 10**9}}, [TWO_GPUS], "memory: replica, verifier need"),
+        ({"target": {"cpus": 9}}, [TWO_GPUS], "CPU: replica, verifier needs CPU 9.05 on one node"),
+        ({"target": {"kv_tokens": 10**9}}, [TWO_GPUS], "memory: replica, verifier needs"),
         ({"target": {"kv_tokens": 10**9}}, [{"CPU": 8.0}], None),
         (
             {"target": {"gpus": 1}, "scaling": {"min_replicas": 3, "max_replicas": 3}},
             [TWO_GPUS],
-            "GPU: 3 needed in all, and there are 2",
+            "GPU: verifier needs GPU 1 on one node, and none has more left than GPU 0",
         ),
         (
             {"target": {"gpus": 1, "accelerator": "H100"}},
             [TWO_GPUS | {"accelerator_type:L4": 1.0}],
-            "accelerator_type:H100: verifier needs such a GPU, and no node has one",
+            "accelerator_type:H100: verifier needs accelerator_type:H100 1 on one node",
         ),
         (
             # Each resource would do by itself, but the CPUs are on the other node.
             {"target": {"gpus": 2, "cpus": 4}},
             [{"CPU": 1.0, "GPU": 2.0}, {"CPU": 8.0, "GPU": 0.0}],
-            "CPU, GPU: beside the others no node has room for verifier (CPU 4, GPU 2",
+            "CPU, GPU, memory: verifier needs CPU 4, GPU 2,",
         ),
         (
             {"target": {"gpus": 2}, "drafters": [TINY | {"gpus": 1, "instances": 2}]},
@@ -125,13 +128,13 @@ def test_a_bad_field_and_a_bad_file_end_with_status_1(
             # Four GPUs in all, but halves of two do not make the two of one node.
             {"target": {"gpus": 2}, "drafters": [TINY | {"gpus": 2}]},
             [TWO_GPUS, TWO_GPUS | {"GPU": 1.0}, TWO_GPUS | {"GPU": 1.0}],
-            "GPU: beside the others no node has room for",
+            "GPU: tiny needs GPU 2 on one node, and none has more left than GPU 1",
         ),
         (
             # The first one is the head, where the ingress goes and nothing else has to.
             {},
             [TWO_GPUS | {"CPU": 0.0}, TWO_GPUS],
-            "CPU: ingress needs 0.05 on the head node, which has 0",
+            "node:__internal_head__, CPU, memory: ingress needs",
         ),
         (
             {},
@@ -172,7 +175,7 @@ def test_more_replicas_than_there_is_room_for_are_noted(
 ) -> None:
     args = {"target": {"gpus": 1}, "scaling": {"max_replicas": 3}}
     assert main([serve_config(tmp_path, args), "--node", "CPU=8,GPU=2"]) == 0
-    assert "3 replicas need more nodes: GPU: 3 needed" in capsys.readouterr().out
+    assert "3 replicas need more nodes: GPU: verifier needs GPU 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("sharing", "noted"), [("tenant", False), ("all", True)])

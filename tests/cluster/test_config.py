@@ -24,6 +24,7 @@ from tests.cluster.checkpoints import write
 TINY = {"name": "tiny", "model": "zoo/tiny"}
 NGRAM = {"name": "ngram", "kind": "ngram"}
 SUFFIX = {"name": "suffix", "kind": "suffix"}
+COPY = {"name": "copy", "kind": "quantized"}
 VLLM = {"backend": "vllm"}
 
 
@@ -86,6 +87,15 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
         ("drafters.0: past_tokens: .* not ngram", {"drafters": [NGRAM | {"past_tokens": 9}]}),
         ("drafters.0: past_tokens: .* not model", {"drafters": [TINY | {"past_tokens": 9}]}),
         ("drafters.0.past_tokens", {"drafters": [SUFFIX | {"past_tokens": -1}]}),
+        ("drafters.0: quantize: .* not model", {"drafters": [TINY | {"quantize": "int8"}]}),
+        ("drafters.0.quantize: ", {"drafters": [COPY | {"quantize": "none"}]}),
+        ("model: quantized copies the target", {"drafters": [TINY | COPY]}),
+        ("dtype: quantized copies the target", {"drafters": [COPY | {"dtype": "float32"}]}),
+        ("gpus: quantized .* kind: eagle3", {"drafters": [COPY | {"gpus": 0.1}]}),
+        (
+            "drafters.0.kind: .* set target.quantize: none",
+            {"target": {"quantize": "int8"}, "drafters": [COPY]},
+        ),
         ("model: ngram runs no model", {"drafters": [NGRAM | {"model": "zoo/tiny"}]}),
         (
             "placement: ngram .* set inline",
@@ -119,11 +129,6 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
                 "policies": {"selection": {"name": "fixed", "options": {"drafter": "huge"}}},
             },
         ),
-        (
-            "options.max_width: .* target.backend: native",
-            {"target": VLLM} | speculation("planner", max_width=2),
-        ),
-        ("options.shape.max_width: adaserve", {"target": VLLM} | speculation("adaserve")),
         ("slo_classes.chat: ttft_ms or tpot_ms", {"slo_classes": {"chat": {}}}),
         ("slo_classes.chat.tpot_ms", {"slo_classes": {"chat": {"tpot_ms": 0}}}),
         ("limits: forward_tokens", {"limits": {"max_batch": 8, "forward_tokens": 4}}),
@@ -198,16 +203,6 @@ def test_lanes_are_named_by_instance() -> None:
     ]
 
 
-def test_chains_alone_may_be_asked_of_a_backend_without_trees() -> None:
-    for policy in (
-        speculation("planner"),
-        speculation("planner", max_width=1),
-        speculation("specserve"),
-        speculation("adaserve", shape={"max_width": 1}),
-    ):
-        AppConfig.model_validate({"target": VLLM} | policy)
-
-
 def test_policies_change_alone_and_are_checked_anew() -> None:
     config = AppConfig.model_validate(
         {"target": VLLM, "drafters": [TINY, NGRAM], "limits": {"max_batch": 4}}
@@ -215,8 +210,8 @@ def test_policies_change_alone_and_are_checked_anew() -> None:
     changed = config.with_policies({"speculation": {"name": "specserve"}})
     assert changed.policies.speculation.name == "specserve"
     assert changed == config.model_copy(update={"policies": changed.policies})
-    with pytest.raises(ValidationError, match=r"target\.backend: native"):
-        config.with_policies({"speculation": {"name": "adaserve"}})
+    with pytest.raises(ValidationError, match="no 'huge'; there are tiny, ngram"):
+        config.with_policies({"selection": {"name": "fixed", "options": {"drafter": "huge"}}})
 
 
 def with_config(path: Path, **changes: Any) -> str:
@@ -234,6 +229,8 @@ def test_quantized_weights_are_refused_where_they_are_not_read(tmp_path: Path) -
     assert "are quantized (awq), which backend native does not read" in line
     assert "target.backend: vllm" in line
     AppConfig.model_validate({"target": target | {"backend": "vllm"}})
+    (line,) = refused({"target": target | {"backend": "vllm"}, "drafters": [COPY]})
+    assert line.startswith("drafters.0.kind: quantized rounds floats")
     drafter = {"name": "small", "model": quantized}
     (line,) = refused({"target": {"model": "zoo/target"}, "drafters": [drafter]})
     assert line.startswith("drafters.0.model: the weights of")

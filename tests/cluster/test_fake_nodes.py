@@ -4,12 +4,10 @@ state says, and what happens where something does not fit."""
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
-import yaml
 from ray._private import state  # the public API needs a dashboard
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import (
@@ -20,12 +18,10 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.hosts.spawn import Actor, Group, VerifierLauncher
-from cluster.check import main
+from actors.hosts.spawn import Actor, Group
 from cluster.config import AppConfig
 from cluster.placement import REPLICA, STRATEGY, Placement, plan
 from deployments.app import build
-from deployments.replica.host_specs import drafter_specs, target_spec
 from engine.errors import SpindleError
 from tests.cluster.probe import Probe, Seat
 
@@ -108,13 +104,12 @@ def test_the_actors_of_a_replica_go_where_the_plan_says(nodes: Cluster) -> None:
     config = AppConfig.model_validate(FITTING)
     placement = plan(config)
     assert placement.target is not None
-    target, (drafter, *_) = target_spec(config, placement), drafter_specs(config, placement)
 
     async def begin(actors: Group) -> None:
         async with asyncio.timeout(90):
             begun = await asyncio.gather(
-                VerifierLauncher(actors, target).launch(0),
-                actors.launch_drafter(drafter, 0, target_vocab_size=2048, life=0),
+                actors.launch_verifier(config.target, (), 0),
+                actors.launch_drafter(config.drafters[0], "code", config.target, 0),
                 return_exceptions=True,
             )
         for one in begun:
@@ -124,7 +119,7 @@ def test_the_actors_of_a_replica_go_where_the_plan_says(nodes: Cluster) -> None:
                 assert isinstance(one, SpindleError)
 
     with placed(placement) as (group, node):
-        asyncio.run(begin(Group("fake", group)))
+        asyncio.run(begin(Group("fake", group, placement)))
         went = {
             actor["Name"]: actor["Address"]["NodeID"]
             for actor in state.actors().values()
@@ -149,34 +144,23 @@ def test_shares_of_one_gpu_may_lie_together(nodes: Cluster) -> None:
 @pytest.mark.parametrize(
     ("change", "lacking"),
     [
-        ({"target": {"gpus": 3}}, "GPU: verifier needs 3 on one node"),
+        ({"target": {"gpus": 3}}, "GPU: verifier needs GPU 3 on one node"),
         (
             {"drafters": [SMALL | {"name": "many", "instances": 5}]},
-            "GPU, accelerator_type:L4: beside the others no node has room for many",
+            "GPU, accelerator_type:L4: many needs GPU 1, accelerator_type:L4 1 on one node",
         ),
     ],
 )
-def test_what_is_missing_is_named_by_the_check_and_at_start(
-    nodes: Cluster,
-    change: dict[str, Any],
-    lacking: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+def test_what_is_missing_is_named_at_the_start(
+    nodes: Cluster, change: dict[str, Any], lacking: str
 ) -> None:
     args = FITTING | change
-    file = tmp_path / "serve.yaml"
-    file.write_text(yaml.safe_dump({"applications": [{"name": "spindle", "args": args}]}))
-    assert main([str(file), "--ray", nodes.address]) == 1
-    assert lacking in capsys.readouterr().err
     with pytest.raises(ValueError, match="this cluster is too small") as refused:
         build(args)
     assert lacking in str(refused.value)
 
 
-def test_what_fits_is_let_through(nodes: Cluster, tmp_path: Path) -> None:
-    file = tmp_path / "serve.yaml"
-    file.write_text(yaml.safe_dump({"applications": [{"name": "spindle", "args": FITTING}]}))
-    assert main([str(file), "--ray", nodes.address]) == 0
+def test_what_fits_is_let_through(nodes: Cluster) -> None:
     build(FITTING)
     # For a growing cluster nothing is refused.
     build(FITTING | {"scaling": {"min_replicas": 2, "max_replicas": 2}, "growing_cluster": True})

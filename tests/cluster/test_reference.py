@@ -1,11 +1,11 @@
 """docs/config.md says what the schema says."""
 
-from cluster.config.reference import PAGE, tables, written
+from tests.cluster.config_reference import PAGE, tables, written
 
 
 def test_the_page_has_every_field_as_the_schema_documents_it() -> None:
     page = PAGE.read_text()
-    assert page == written(page), "rewrite it with python -m cluster.config.reference"
+    assert page == written(page), "rewrite it with python -m tests.cluster.config_reference"
 
 
 def test_no_field_is_without_a_word() -> None:

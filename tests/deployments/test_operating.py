@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.coordinator.events import LaneDown, LaneJoined, LaneUp, VerifierDown, VerifierUp
+from actors.coordinator.events import LaneDown, LaneUp, VerifierDown, VerifierUp
 from deployments.ingress.errors import ApiError
 from deployments.ingress.metrics import IngressMetrics, RequestLog
 from deployments.replica.event_log import log_event
@@ -20,7 +20,6 @@ def test_losses_and_returns_are_found(caplog: pytest.LogCaptureFixture) -> None:
     events = (
         LaneDown(0.0, "tiny", "killed"),
         LaneUp(9.0, "tiny", 9.0),
-        LaneJoined(1.0, "tiny", 1.0),
         VerifierDown(0.0, "killed"),
         VerifierUp(9.0, 9.0),
     )

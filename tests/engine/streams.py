@@ -14,6 +14,7 @@ from benchmarks.generation import DraftPlan, Generation
 from cluster.built_in_models import TARGET, model_path
 from cluster.config.drafter_kinds import LOOKUPS, drafter_kind
 from engine.drafters.model import ModelDrafter, make_runner
+from engine.drafters.quantized import load_quantized
 from engine.drafters.runner import PackedRunner
 from engine.grammar.spec import OutputGrammar
 from engine.model import PackedModel
@@ -44,7 +45,7 @@ _ANIMAL = """{
     },
     "required": ["name", "legs", "kind"]
 }"""
-DRAFTERS = ("tiny", "small", *LOOKUPS)
+DRAFTERS = ("tiny", "small", "quantized", *LOOKUPS)
 SAMPLING = {
     "greedy": SamplingParams(temperature=0),
     "0.7": SamplingParams(temperature=0.7),
@@ -105,8 +106,23 @@ def make_drafters() -> list[Drafter]:
     return [
         ModelDrafter("tiny", tiny, target_vocab_size=vocab_size, grammars=grammars()),
         ModelDrafter("small", eager, target_vocab_size=vocab_size, chunk=64, grammars=grammars()),
+        copy_of_target(),
         *(drafter_kind(kind).maker()(kind, grammars=grammars()) for kind in LOOKUPS),
     ]
+
+
+@cache
+def copy_of_target() -> Drafter:
+    """Made once: each case forgets its requests."""
+    vocab_size = reference_target().config.vocab_size
+    return load_quantized(
+        "quantized",
+        model_path(TARGET),
+        dtype=None,
+        device="cpu",
+        kv_tokens=AMPLE,
+        target_vocab_size=vocab_size,
+    ).drafter
 
 
 @cache

@@ -12,6 +12,7 @@ from cluster.checkpoint_files import Quantize
 from cluster.checkpoints import eagle3_shape
 from engine.drafters.eagle3 import load_eagle3
 from engine.drafters.lookup import SuffixDrafter
+from engine.drafters.quantized import load_quantized
 from engine.model import PackedModel
 from engine.protocol import Commit, Drafter, Verifier
 from engine.sampling.params import SamplingParams
@@ -36,6 +37,17 @@ def shipped_head(name: str) -> Drafter:
         kv_tokens=2048,
         target_vocab_size=49_152,
         target=smollm2_path(),
+    ).drafter
+
+
+def copy_of_target() -> Drafter:
+    return load_quantized(
+        "copy",
+        smollm2_path(),
+        dtype=None,
+        device="cpu",
+        kv_tokens=2048,
+        target_vocab_size=49_152,
     ).drafter
 
 
@@ -65,7 +77,8 @@ def test_greedy_output_is_transformers_own() -> None:
         for number, prompt in enumerate(prompts)
     }
     verifier = native()
-    for drafter in (None, SuffixDrafter("suffix", 1000), *map(shipped_head, HEADS)):
+    drafters = (SuffixDrafter("suffix", 1000), *map(shipped_head, HEADS), copy_of_target())
+    for drafter in (None, *drafters):
         streams: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
         verdicts = 0
         for event in generate(verifier, prompts, PARAMS, drafter=drafter, depth=6):

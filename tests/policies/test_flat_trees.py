@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from policies.flat_trees import best_chains, flatten, gather_trees, prune_each, split
 from policies.tree import ROOT, DraftTree
 from tests.policies.test_tree import by_path, token_path, trees
-from tests.policies.tree_lists import merged_each
+from tests.policies.tree_lists import merged_each, path_confidence
 
 SEEDED = settings(deadline=None, derandomize=True)
 """Without a deadline, because the first call may compile."""
@@ -89,11 +89,11 @@ def test_the_best_chain_has_the_most_expected_tokens(
         assert chain.is_chain
         assert chain.depth.tolist() == list(range(1, len(chain) + 1))
         leaves = set(range(len(tree))) - set(tree.parents.tolist())
-        worth = {leaf: float(tree.path_confidence()[tree.path(leaf)].sum()) for leaf in leaves}
+        worth = {leaf: float(path_confidence(tree)[tree.path(leaf)].sum()) for leaf in leaves}
         nodes = tree.follow(chain.tokens.tolist())
         assert len(nodes) == len(chain)
         assert not leaves or nodes[-1] in leaves, "a chain that ends early wastes a forward"
-        assert float(chain.path_confidence().sum()) == pytest.approx(max(worth.values(), default=0))
+        assert float(path_confidence(chain).sum()) == pytest.approx(max(worth.values(), default=0))
         assert chain.confidence.tolist() == tree.confidence[nodes].tolist()
 
 

@@ -4,10 +4,11 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.tree import ROOT, DraftTree
+from tests.policies.tree_lists import path_confidence
 
 TOKENS = st.integers(0, 3)
 """Few, so that siblings, shared paths and matches are frequent."""
@@ -60,10 +61,12 @@ def test_a_node_attends_to_itself_and_its_ancestors(tree: DraftTree) -> None:
         assert set(np.flatnonzero(mask[node])) == {node} | ancestors(tree, node)
 
 
+@settings(deadline=None)  # the first call compiles
 @given(trees())
 def test_path_confidence_is_the_product_from_the_root(tree: DraftTree) -> None:
-    expected = [np.prod(tree.confidence[tree.path(node)]) for node in range(len(tree))]
-    np.testing.assert_allclose(tree.path_confidence(), expected, rtol=1e-5)
+    confidence = tree.confidence.astype(np.float64)
+    expected = [np.prod(confidence[tree.path(node)]) for node in range(len(tree))]
+    np.testing.assert_allclose(path_confidence(tree), expected, rtol=1e-5)
 
 
 @given(trees(), st.lists(TOKENS, max_size=5))

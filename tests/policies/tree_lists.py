@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.estimates.calibration import Calibration
-from policies.flat_trees import flatten, merge_each, split
+from policies.flat_trees import Floats, flatten, merge_each, path_confidences, split
 from policies.tree import DraftTree
 
 Sources = NDArray[np.int64]
@@ -22,6 +22,10 @@ def learn(
 
 def calibrated(calibration: Calibration, trees: Sequence[DraftTree]) -> list[DraftTree]:
     return split(calibration.calibrate(flatten(trees)))
+
+
+def path_confidence(tree: DraftTree) -> Floats:
+    return path_confidences(flatten([tree]))
 
 
 def merged_each(proposed: Sequence[Sequence[DraftTree]]) -> list[tuple[DraftTree, Sources]]:

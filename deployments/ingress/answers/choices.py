@@ -129,13 +129,6 @@ class Choice:
         return deltas if added.finish is None else [*deltas, *self.parser.finish()]
 
     @property
-    def usage(self) -> Usage:
-        """What this choice has used so far, with its prompt."""
-        return usage(
-            len(self.failover_stream.request["prompt_ids"]), self.produced, self.cached_tokens
-        )
-
-    @property
     def cached_tokens(self) -> int:
         """Tokens of the prompt that were in the verifier's prefix cache."""
         return self.failover_stream.statistics.cached or 0
@@ -292,13 +285,10 @@ class Answer:
             min(choice.cached_tokens for choice in self.choices[first : first + per_prompt])
             for first in range(0, len(self.choices), per_prompt)
         )
-        return usage(self.prompt_tokens, sum(choice.produced for choice in self.choices), cached)
-
-
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
-    }
+        produced = sum(choice.produced for choice in self.choices)
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": produced,
+            "total_tokens": self.prompt_tokens + produced,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }

@@ -1,165 +1,49 @@
-"""The fields of a client's request: OpenAI's two completion APIs, vLLM's and Spindle's extensions,
-typed. docs/api.md has the table."""
+"""The requests of OpenAI's two completion APIs. docs/api.md has the table of their fields."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Self, cast
+from typing import Annotated, Any, Self, cast
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from cluster.config.section import within
-from deployments.ingress.errors import ApiError
 from deployments.ingress.requests.chat_messages import Messages
 from deployments.ingress.requests.fields import (
-    MAX_SALT,
-    MAX_STOPS,
     Alternatives,
     AtLeastOne,
-    Biases,
-    Fields,
     JsonObject,
-    Metadata,
-    Penalty,
     Prompt,
-    SloTargets,
-    SpeculationOptions,
-    SpindleOptions,
-    StopString,
-    StreamOptions,
-    Text,
-    TokenId,
 )
+from deployments.ingress.requests.shared_fields import SharedFields
 from deployments.ingress.requests.structured_outputs import (
     JsonObjectFormat,
     JsonSchemaFormat,
     ResponseFormat,
-    StructuredOutputs,
     output_grammar,
 )
 from deployments.ingress.requests.tools import ToolChoice, Tools, ToolUse, calls_grammar
-from deployments.ingress.requests.unsupported import SHARED, Unsupported
 from engine.errors import InvalidRequest
 from engine.grammar.spec import OutputGrammar
 from policies import ranges
 
-_SERVICE_TIERS = ("auto", "default")
 
-
-class SharedFields(Fields):
-    """The fields that both completion APIs have."""
-
-    unsupported: ClassVar[Mapping[str, Unsupported]] = SHARED
-
-    model: str
-    """The served model's name (`GET /v1/models`)."""
-    n: AtLeastOne = 1
-    """Answers per prompt; all are admitted, or none."""
-    temperature: Annotated[float, within(ranges.TEMPERATURE)] = 1.0
-    """0: greedy."""
-    top_p: Annotated[float, within(ranges.TOP_P)] = 1.0
-    """Only the most probable tokens with this total probability."""
-    presence_penalty: Penalty = 0.0
-    """Lowers the logits of tokens that the output has."""
-    frequency_penalty: Penalty = 0.0
-    """Lowers the logits of tokens by how often the output has them."""
-    logit_bias: Biases = {}
-    """Added to the logits of tokens, by their ids."""
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] = []
-    """Strings before which the output ends."""
-    seed: Annotated[int, within(ranges.REQUEST_SEED)] | None = None
-    """The output is a function of prompt, seed and fields. Absent or -1: drawn, and returned with
-    each choice."""
-    stream: bool = False
-    """Answer with server-sent events."""
-    stream_options: StreamOptions | None = None
-    """What the events of a stream have."""
-    user: Text | None = None
-    """For your own records, as are `metadata`, `safety_identifier` and `prompt_cache_key`."""
-    metadata: Metadata | None = None
-    """Without effect on the output."""
-    safety_identifier: Text | None = None
-    """Without effect."""
-    prompt_cache_key: Text | None = None
-    """Without effect: the prefix cache finds prompts with the same beginning by itself."""
-    store: bool = False
-    """Nothing is stored: true has no effect."""
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = None
-    """Only requests of the same client with the same salt reuse what this one leaves: prefix cache
-    and past outputs."""
-    service_tier: str = "auto"
-    """There is one tier: other names have no effect."""
-
-    # vLLM's extensions, by its names.
-    top_k: Annotated[int, within(ranges.TOP_K)] = 0
-    """Only so many most probable tokens; 0 or -1: all."""
-    min_p: Annotated[float, within(ranges.MIN_P)] = 0.0
-    """Only tokens with this share of the most probable one's probability."""
-    repetition_penalty: Annotated[float, within(ranges.REPETITION_PENALTY)] = 1.0
-    """Divides positive and multiplies negative logits of tokens in prompt or output."""
-    min_tokens: Annotated[int, within(ranges.COUNT)] = 0
-    """Before so many tokens the output does not end."""
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=ranges.MAX_STOP_TOKENS)] = []
-    """Tokens that end the output, beside the model's own."""
-    ignore_eos: bool = False
-    """Do not end at the model's own stop tokens."""
-    skip_special_tokens: bool = True
-    """Leave special tokens out of the text."""
-    structured_outputs: StructuredOutputs | None = None
-    """The form of the output: JSON, a regular expression, a choice or a grammar."""
-    return_token_ids: bool = False
-    """Return the token ids of each choice, or of each of its chunks."""
-
-    # Spindle's extensions.
-    slo: str | SloTargets | None = None
-    """The request's SLO; a string names one of the config's classes."""
-    priority: Annotated[int, within(ranges.PRIORITY)] = 0
-    """Requests with a lower value run earlier, as in vLLM."""
-    speculation: str | SpeculationOptions | None = None
-    """`off`, a drafter's name, or an object with a drafter and a depth bound."""
-    spindle: SpindleOptions = SpindleOptions()
-    """What the response reports on how it was made, beside its statistics."""
+class _FormedRequest(SharedFields):
+    response_format: ResponseFormat | None = None
+    """The form of the output: text, a JSON object, or JSON by a schema."""
 
     @model_validator(mode="after")
-    def _check_shared(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            raise InvalidRequest("stream_options", "needs stream to be true")
-        if self.spindle.trace and not self.stream:
-            raise InvalidRequest("spindle", "trace needs stream to be true")
+    def _check_form(self) -> Self:
+        """That two forms do not exclude each other, and none is too large."""
+        output_grammar(self.response_format, self.structured_outputs)
         return self
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-    @property
-    def given_seed(self) -> int | None:
-        return None if self.seed == -1 else self.seed
-
-    @property
-    def include_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def continuous_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats
-
-    @property
-    def speculation_options(self) -> SpeculationOptions | None:
-        """None: no speculation."""
-        if self.speculation == "off":
-            return None
-        if isinstance(self.speculation, str):
-            return SpeculationOptions(drafter=self.speculation)
-        options = self.speculation or SpeculationOptions()
-        return None if options.off else options
-
-    @property
-    def without_effect(self) -> tuple[str, ...]:
-        tier = self.service_tier not in _SERVICE_TIERS
-        return (*(["store"] if self.store else []), *(["service_tier"] if tier else []))
+    def grammar(self) -> OutputGrammar | None:
+        """What the output keeps to."""
+        return output_grammar(self.response_format, self.structured_outputs)
 
 
-class CompletionRequest(SharedFields):
+class CompletionRequest(_FormedRequest):
     """POST /v1/completions."""
 
     prompt: Prompt
@@ -169,24 +53,16 @@ class CompletionRequest(SharedFields):
     prompt, and requires `echo`."""
     logprobs: Alternatives | None = None
     """How many alternatives to list beside each token's log-probability."""
-    response_format: ResponseFormat | None = None
-    """The form of the output: text, a JSON object, or JSON by a schema."""
     echo: bool = False
     """Each choice begins with its prompt, and `logprobs` covers the prompt too."""
     add_special_tokens: bool = True
     """Encode a prompt's text with the special tokens that the tokenizer adds."""
 
     @model_validator(mode="after")
-    def _check_zero_max_tokens_and_form(self) -> Self:
-        output_grammar(self.response_format, self.structured_outputs)
+    def _check_zero_max_tokens(self) -> Self:
         if self.max_tokens == 0 and not self.echo:
             raise InvalidRequest("max_tokens", "0 needs echo to be true")
         return self
-
-    @property
-    def grammar(self) -> OutputGrammar | None:
-        """What the output keeps to."""
-        return output_grammar(self.response_format, self.structured_outputs)
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
@@ -211,7 +87,7 @@ class CompletionRequest(SharedFields):
         return self.logprobs
 
 
-class ChatRequest(SharedFields):
+class ChatRequest(_FormedRequest):
     """POST /v1/chat/completions."""
 
     messages: Messages
@@ -235,8 +111,6 @@ class ChatRequest(SharedFields):
     """Functions that the model may call."""
     tool_choice: ToolChoice | None = None
     """`auto` (the default where there are tools), `none`, `required`, or one function."""
-    response_format: ResponseFormat | None = None
-    """The form of the output: text, a JSON object, or JSON by a schema."""
     parallel_tool_calls: bool = True
     """False: the answer has at most one call."""
 
@@ -252,8 +126,6 @@ class ChatRequest(SharedFields):
             raise InvalidRequest(
                 "structured_outputs", "and tools exclude each other; use response_format"
             )
-        # Also that the forms do not exclude each other, and are not too large.
-        output_grammar(self.response_format, self.structured_outputs)
         both = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(both) > 1:
             raise InvalidRequest("max_tokens", "differs from max_completion_tokens; give one")
@@ -299,7 +171,7 @@ class ChatRequest(SharedFields):
         """What the output keeps to."""
         if self.tool_use.is_enforced:
             return calls_grammar(self.tool_use)
-        return output_grammar(self.response_format, self.structured_outputs)
+        return super().grammar
 
 
 GenerationRequest = CompletionRequest | ChatRequest
@@ -310,10 +182,3 @@ log-probabilities)."""
 
 def echoes(request: GenerationRequest) -> bool:
     return isinstance(request, CompletionRequest) and request.echo
-
-
-def kind_of(fields: Mapping[str, Any]) -> type[GenerationRequest]:
-    """A request with `messages` is a chat, any other a completion."""
-    if not isinstance(fields, Mapping):
-        raise ApiError(400, "the request must be a mapping of fields, such as model and prompt")
-    return ChatRequest if "messages" in fields else CompletionRequest

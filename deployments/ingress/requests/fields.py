@@ -120,8 +120,6 @@ class Fields(BaseModel):
 class StreamOptions(Fields):
     include_usage: bool = False
     """Send one more event at the end of the stream, with the usage and without choices."""
-    continuous_usage_stats: bool = False
-    """Send the usage so far with every event."""
     include_obfuscation: bool = False
     """Without effect: events are not padded."""
 

@@ -12,8 +12,9 @@ from pydantic import Field, ValidationError, model_validator
 from cluster.config.section import within
 from deployments.ingress.answers.json_text import without_infinities
 from deployments.ingress.errors import ApiError
-from deployments.ingress.requests.completions import ChatRequest, SharedFields
+from deployments.ingress.requests.completions import ChatRequest
 from deployments.ingress.requests.fields import Alternatives, AtLeastOne, Fields, Text
+from deployments.ingress.requests.shared_fields import SharedFields
 from deployments.ingress.requests.tools import (
     MAX_TOOLS,
     FunctionName,

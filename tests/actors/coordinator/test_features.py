@@ -185,7 +185,9 @@ def test_a_lost_verifier_computes_features_again(
     expected: list[list[int]], eager: PreTrainedModel
 ) -> None:
     """Also for a head that was restarted before, which can then draft again."""
-    served = Served(head_lost=lambda call: call == 5, verifier_lost=lambda call: call == 12, stay=9)
+    served = Served(
+        lanes=["head"], head_lost=lambda call: call == 5, verifier_lost=lambda call: call == 12
+    )
     assert served.streams == expected
     for reader in served.readers:
         check_features(reader, eager)

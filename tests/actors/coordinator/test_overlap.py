@@ -12,16 +12,14 @@ from itertools import product
 from typing import Any
 
 import pytest
-import torch
 
 from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
 from actors.hosts.inline import drafter_thread, verifier_thread
 from actors.hosts.models import ModelDrafter, ModelVerifier
-from actors.hosts.specs import DrafterSpec, TargetSpec
 from actors.hosts.workers import DrafterWorker, VerifierWorker
-from cluster.built_in_models import TARGET, model_path
+from cluster.config import DrafterConfig, TargetConfig
 from engine.sampling.params import SamplingParams
 from policies.cost import ForwardCost
 from policies.microbatch import MicroBatchParams
@@ -76,11 +74,11 @@ def serve(pipeline: MicroBatchParams, monkeypatch: pytest.MonkeyPatch) -> Served
         return call
 
     async def main() -> None:
-        spec = TargetSpec(model_path(TARGET), torch.float32, KV_TOKENS)
-        target = ModelVerifier(verifier_thread(spec))
+        config = TargetConfig(dtype="float32", kv_tokens=KV_TOKENS, placement="inline")
+        target = ModelVerifier(verifier_thread(config, ()))
         await target.start()
-        tiny = DrafterSpec("tiny", checkpoint=model_path("tiny"))
-        drafter = ModelDrafter(drafter_thread(tiny, "tiny", target.limits.vocab_size))
+        tiny = DrafterConfig(name="tiny", model="zoo/tiny", placement="inline")
+        drafter = ModelDrafter(drafter_thread(tiny, "tiny", config))
         await drafter.start()
         view = LaneView("tiny", "tiny", capacity=8)
         coordinator = Coordinator(

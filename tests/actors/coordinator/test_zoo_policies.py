@@ -20,9 +20,9 @@ from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, Verified
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Limits, Policies
-from actors.hosts.fleet import Fleet, load
-from actors.hosts.specs import DrafterSpec, TargetSpec
+from actors.hosts.fleet import Fleet, start_fleet
 from cluster.built_in_models import TARGET, model_path
+from cluster.config import DrafterConfig, TargetConfig
 from engine.draft_profile import DraftCosts
 from engine.model import Segment
 from engine.sampling.params import SamplingParams
@@ -74,13 +74,13 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def fleet(profiles: Path) -> Fleet:
     torch.set_num_threads(1)
-    target = TargetSpec(model_path(TARGET), torch.float32, KV_TOKENS)
+    target = TargetConfig(dtype="float32", kv_tokens=KV_TOKENS, placement="inline")
     drafters = [
-        DrafterSpec("tiny", checkpoint=model_path("tiny"), capacity=2),
-        DrafterSpec("tasks", checkpoint=model_path("tasks"), capacity=2),
-        DrafterSpec("ngram", kind="ngram"),
+        DrafterConfig(name="tiny", model="zoo/tiny", placement="inline", max_batch=2),
+        DrafterConfig(name="tasks", model="zoo/tasks", placement="inline", max_batch=2),
+        DrafterConfig(name="ngram", kind="ngram"),
     ]
-    return load(target, drafters, profiles)
+    return asyncio.run(start_fleet(target, drafters, profiles))
 
 
 def test_each_drafter_has_the_budget_of_its_own_profile(fleet: Fleet, profiles: Path) -> None:

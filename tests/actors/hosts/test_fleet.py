@@ -1,9 +1,7 @@
 """Drafters and verifier as Ray actors: the same streams while actors die or hang."""
 
 import asyncio
-import json
 import os
-import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,13 +29,13 @@ from actors.coordinator.events import (
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Limits, Policies
 from actors.coordinator.stream import Stream
-from actors.hosts.fleet import Fleet, load, start_fleet
+from actors.hosts.fleet import Fleet, start_fleet
 from actors.hosts.spawn import Group
-from actors.hosts.specs import DrafterSpec, TargetSpec
 from benchmarks.generation import generate
 from benchmarks.serving.chaos import kill_rank
 from cluster.built_in_models import TARGET, model_path
-from cluster.checkpoints import architecture, eagle3_shape
+from cluster.checkpoints import eagle3_shape
+from cluster.config import DrafterConfig, TargetConfig
 from engine.drafters.eagle3_head import Eagle3Head
 from engine.errors import IncompatibleDrafter
 from engine.model import PackedModel
@@ -47,7 +45,7 @@ from engine.verifiers.native import NativeVerifier
 from policies.scheduling.fcfs import fcfs
 from policies.speculation.fixed import Fixed
 from tests.actors.coordinator.policies import Touring
-from tests.actors.hosts.cluster import processes, runs, starts, until
+from tests.actors.hosts.cluster import processes, runs, until
 from tests.checkpoints import llama
 from tests.engine.drafters.eagle3_heads import config, write_head
 from tests.engine.streams import reference_target
@@ -60,9 +58,9 @@ GREEDY = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
 WARM = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=60, seed=11, ignore_eos=True)
 PROMPTS = [[5, 6, 7], list(range(40, 90)), [3], [11, 12] * 20]
 PARAMS = [GREEDY, WARM, replace(WARM, seed=12), GREEDY]
-TARGET_SPEC = TargetSpec(model_path(TARGET), torch.float32, KV_TOKENS, placement="actor")
-TINY = DrafterSpec("tiny", checkpoint=model_path("tiny"), instances=2, placement="actor")
-LOOKUP = DrafterSpec("ngram", kind="ngram")
+TARGET_CONFIG = TargetConfig(dtype="float32", kv_tokens=KV_TOKENS)
+TINY = DrafterConfig(name="tiny", model="zoo/tiny", instances=2)
+LOOKUP = DrafterConfig(name="ngram", kind="ngram")
 STARTS_S = 240.0
 """For two ranks of vLLM on a machine that does other work."""
 quick_fleet = partial(start_fleet, limits=LIMITS, measure_s=0.1)
@@ -141,7 +139,7 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def served(loop: asyncio.Runner, profiles: Path) -> Iterator[Served]:
     async def start() -> Served:
-        fleet = await quick_fleet(TARGET_SPEC, [TINY, LOOKUP], profiles, Group("test"))
+        fleet = await quick_fleet(TARGET_CONFIG, [TINY, LOOKUP], profiles, Group("test"))
         return Served(fleet)
 
     served = loop.run(start())
@@ -199,9 +197,9 @@ async def test_a_killed_drafter_is_replaced_without_effect_on_streams(
     assert "tiny/0" in {o.lane for e in rounds for o in e.outcomes}, "the new drafter is not used"
 
 
-def write_random_head(path: Path) -> DrafterSpec:
+def write_random_head(path: Path) -> DrafterConfig:
     """An EAGLE-3 head for the zoo's target."""
-    sizes = architecture(TARGET_SPEC.checkpoint)
+    sizes = TARGET_CONFIG.architecture()
     settings = config(
         draft_vocab_size=sizes.vocab_size,
         target_hidden_size=sizes.hidden_size,
@@ -212,14 +210,14 @@ def write_random_head(path: Path) -> DrafterSpec:
     write_head(path, {}, settings)
     weights = Eagle3Head(eagle3_shape(path), LlamaConfig(**layer)).state_dict()
     write_head(path, weights, settings)
-    return DrafterSpec("head", "eagle3", path, placement="actor", target=TARGET_SPEC.checkpoint)
+    return DrafterConfig(name="head", kind="eagle3", model=str(path))
 
 
 async def test_a_head_gets_features_between_processes_and_is_replaced_when_it_is_killed(
     profiles: Path, plain: list[list[int]], tmp_path: Path
 ) -> None:
     head = write_random_head(tmp_path)
-    fleet = await quick_fleet(TARGET_SPEC, [head], profiles, Group("heads"))
+    fleet = await quick_fleet(TARGET_CONFIG, [head], profiles, Group("heads"))
     served = Served(fleet)
     reading = Reading(served, "killed-head")
     await reading.midway()
@@ -271,20 +269,6 @@ async def test_a_drafter_that_hangs_is_killed_and_replaced(
     await until(lambda: not runs(stopped))
 
 
-def _has_logged(folder: Path, host: str, text: str) -> bool:
-    return any(text in file.read_text() for file in folder.glob(f"spindle_test_{host}_*.log"))
-
-
-async def test_every_host_logs_what_it_has_done_into_a_file_of_its_own(
-    served: Served, plain: list[list[int]]
-) -> None:
-    assert await Reading(served, "logged").whole() == plain
-    logs = Path(ray._private.worker._global_node.get_logs_dir_path()) / "serve"
-    for host in ("tiny_0", "verifier"):
-        for done in ("load took", "measure took"):
-            await until(partial(_has_logged, logs, host, done))
-
-
 async def test_a_killed_verifier_is_replaced_and_streams_continue(
     served: Served, plain: list[list[int]]
 ) -> None:
@@ -299,41 +283,18 @@ async def test_a_killed_verifier_is_replaced_and_streams_continue(
     await assert_kv_is_free(served)
 
 
-async def test_a_verifier_that_hangs_for_a_while_goes_on_and_what_would_replace_it_is_ended(
+async def test_a_verifier_that_hangs_is_killed_and_replaced(
     served: Served, plain: list[list[int]]
 ) -> None:
     served.events.clear()
-    before = starts("test", "verifier")
     stopped = processes("test")["verifier"]
-    reading = Reading(served, "silent-verifier")
-    await reading.midway()
-    os.kill(stopped, signal.SIGSTOP)
-    await until(lambda: len(starts("test", "verifier")) == len(before) + 1)
-    os.kill(stopped, signal.SIGCONT)
-    assert await reading.whole() == plain
-    assert not served.seen(VerifierDown)
-    await until(lambda: starts("test", "verifier").count("ALIVE") == 1)
-    assert starts("test", "verifier")[-1] == "DEAD"
-    assert processes("test")["verifier"] == stopped
-
-
-async def test_a_verifier_that_hangs_is_replaced_by_what_was_started_before_it_was_given_up(
-    profiles: Path, plain: list[list[int]]
-) -> None:
-    served = Served(await quick_fleet(TARGET_SPEC, [LOOKUP], profiles, Group("hung")))
-    stopped = processes("hung", life=0)["verifier"]
     reading = Reading(served, "hung-verifier")
     await reading.midway()
     os.kill(stopped, signal.SIGSTOP)
-    await until(lambda: len(starts("hung", "verifier")) == 2)
-    assert not served.seen(VerifierDown), "it is started before the other one is given up"
     assert await reading.whole() == plain
     (down,) = served.seen(VerifierDown)
     assert "gave no answer" in down.error
-    await until(lambda: starts("hung", "verifier") == ["DEAD", "ALIVE"])
     await until(lambda: not runs(stopped))
-    await served.close()
-    await until(lambda: not processes("hung"))
 
 
 async def test_killed_idle_hosts_are_found_by_a_check_and_replaced(
@@ -355,7 +316,8 @@ async def test_vllms_ranks_serve_the_references_streams_while_one_is_killed(
     profiles: Path,
 ) -> None:
     eager = {"enforce_eager": True}  # without compilation it loads in a third of the time
-    target = replace(TARGET_SPEC, backend="vllm", tensor_parallel=2, engine_args=eager)
+    ranks_of = {"backend": "vllm", "tensor_parallel": 2, "engine_args": eager}
+    target = TARGET_CONFIG.model_copy(update=ranks_of)
     limits = LIMITS.model_copy(update={"recovery_s": STARTS_S})
     fleet = await quick_fleet(target, [LOOKUP], profiles, Group("vllm"), limits=limits)
     served = Served(fleet)
@@ -383,7 +345,7 @@ class Owner:
     """A process that creates an actor and dies."""
 
     async def own(self) -> None:
-        self._owned = await Group("owned").launch_drafter(TINY, 0, target_vocab_size=2048, life=0)
+        self._owned = await Group("owned").launch_drafter(TINY, "tiny/0", TARGET_CONFIG, 0)
 
     def die(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -401,24 +363,9 @@ async def test_the_error_of_a_model_is_raised_unchanged_and_no_actor_stays(
     profiles: Path, tmp_path: Path
 ) -> None:
     llama(vocab=97).save_pretrained(tmp_path)
-    inline = replace(TARGET_SPEC, placement="inline")
-    alien = DrafterSpec("alien", checkpoint=tmp_path, placement="actor")
+    inline = TARGET_CONFIG.model_copy(update={"placement": "inline"})
+    alien = DrafterConfig(name="alien", model=str(tmp_path))
     with pytest.raises(IncompatibleDrafter, match="97 tokens, but the target has") as refused:
         await quick_fleet(inline, [alien], profiles, Group("bad"))
     assert refused.value.field == "vocab_size"
     await until(lambda: not processes("bad"))
-
-
-def test_a_drafter_with_the_same_tokens_under_other_ids_is_refused(
-    profiles: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "swapped"
-    shutil.copytree(model_path("tiny"), path)
-    tokenizer = json.loads((path / "tokenizer.json").read_text())
-    vocabulary = tokenizer["model"]["vocab"]
-    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
-    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    inline = replace(TARGET_SPEC, placement="inline")
-    with pytest.raises(IncompatibleDrafter, match="4 entries differ") as refused:
-        load(inline, [DrafterSpec("swapped", checkpoint=path)], profiles)
-    assert refused.value.field == "tokenizer"

@@ -16,11 +16,11 @@ from actors.coordinator.events import Event, Left
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Limits, Policies
 from actors.coordinator.stream import RequestFailed
-from actors.hosts.fleet import Fleet, load
+from actors.hosts.fleet import Fleet, start_fleet
 from actors.hosts.isolation import isolated
 from actors.hosts.protocol import HostLost
-from actors.hosts.specs import DrafterSpec, TargetSpec
 from cluster.built_in_models import TARGET, model_path
+from cluster.config import DrafterConfig, TargetConfig
 from engine.drafters.lookup import NgramDrafter, SuffixDrafter
 from engine.drafters.model import ModelDrafter
 from engine.drafters.runner import PackedRunner
@@ -69,13 +69,13 @@ class Defect(Exception):
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
     torch.set_num_threads(1)
-    target = TargetSpec(model_path(TARGET), torch.float32, KV_TOKENS)
+    target = TargetConfig(dtype="float32", kv_tokens=KV_TOKENS, placement="inline")
     drafters = [
-        DrafterSpec("tiny", checkpoint=model_path("tiny"), capacity=16),
-        DrafterSpec("ngram", kind="ngram"),
-        DrafterSpec("suffix", kind="suffix"),
+        DrafterConfig(name="tiny", model="zoo/tiny", placement="inline"),
+        DrafterConfig(name="ngram", kind="ngram"),
+        DrafterConfig(name="suffix", kind="suffix"),
     ]
-    return load(target, drafters, tmp_path_factory.mktemp("profiles"))
+    return asyncio.run(start_fleet(target, drafters, tmp_path_factory.mktemp("profiles")))
 
 
 @pytest.fixture(scope="module")
@@ -336,7 +336,7 @@ def test_drafts_beside_a_failing_request_are_unchanged(
             for answer in isolated(drafter, drafter.draft, orders, probe=lambda: None):
                 if isinstance(answer, Draft):
                     drafted[answer.request, length] = answer.tree.tokens.tolist()
-            integrity.check(runner._model.kv)
+            integrity.check(runner.model.kv)
         return drafted
 
     undisturbed = drafts()

@@ -10,12 +10,9 @@ from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.events import Event, Verified
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
-from actors.hosts.facts import DrafterFacts, costs_of_target, numbers_of_target
-from actors.hosts.protocol import TargetCosts
 from actors.router.replica_side import Pooling
-from actors.router.router import KEPT_S, MOST_MODELS, MOST_REPLICAS, Report, Router
-from engine.draft_profile import DraftCosts
-from policies.cost import ForwardCost, SwitchCost
+from actors.router.router import KEPT_S, MOST_REPLICAS, Report, Router
+from policies.cost import ForwardCost
 from policies.pooling import ByLearner, Pooled, Statistics
 from policies.request import LaneView
 from policies.scheduling.fcfs import fcfs
@@ -35,7 +32,7 @@ NEAR, FAR = "near", "far"
 
 
 def report(replica: str, value: float) -> Report:
-    return Report(replica=replica, statistics={"learner": {"x": [value]}}, facts={})
+    return Report(replica=replica, statistics={"learner": {"x": [value]}})
 
 
 def sum_of(value: float) -> ByLearner:
@@ -72,27 +69,7 @@ async def test_the_number_of_replicas_is_bounded_and_the_longest_silent_go_first
     for number in range(MOST_REPLICAS + 1):
         await router.exchange(report(f"r{number}", 1.0))
     await router.exchange(report("r2", 2.0))
-    await router.exchange(report("new", 0.0))
-    kept = await router.replicas()
-    assert len(kept) == MOST_REPLICAS
-    assert (kept[0], kept[-2:]) == ("r3", ["r2", "new"])
-
-
-async def test_what_replicas_know_of_models_is_kept_for_those_that_start_later() -> None:
-    router = Router()
-    connection = Connection(router)
-    drafter = DrafterFacts(DraftCosts(ForwardCost(1e-6, 2e-5, 0.001), 64), 1e6, (1, 3))
-    verify = ForwardCost(1e-6, 2e-5, 0.001, 24, 3e-5, 8, 16)
-    target = TargetCosts(verify, 32, SwitchCost(0.1, 0.002))
-    facts = {"tiny": drafter.numbers(), "target": numbers_of_target(target)}
-    await Pooling("a", connection.exchange, {}, facts=facts).report()
-    await Pooling("b", connection.exchange, {}).report()
-    known = await router.facts()
-    assert DrafterFacts.of(known["tiny"]) == drafter
-    assert costs_of_target(known["target"]) == target
-    later = {f"later{number}": drafter.numbers() for number in range(MOST_MODELS)}
-    await Pooling("c", connection.exchange, {}, facts=later).report()
-    assert await router.facts() == later, "those of old configs go"
+    assert await router.exchange(report("new", 0.0)) == sum_of(MOST_REPLICAS - 2 + 2.0)
 
 
 class Connection:

@@ -18,6 +18,7 @@ from engine.protocol import Draft, DraftOrder, Missing
 from policies.cost import ForwardCost
 from policies.tree import DraftTree
 from tests.engine.drafters.orders import Stream
+from tests.policies.tree_lists import path_confidence
 
 PROMPT = [5, 6, 7]
 FORWARDS = ForwardCost(0.0, 0.0, 1.0)
@@ -126,7 +127,7 @@ def test_a_rule_stops_each_request_at_its_level(width: int) -> None:
         (3, ["b"]),
     ]
     assert rule.calls[0][2] == [[], []]
-    path = second.path_confidence()
+    path = path_confidence(second)
     for depth, _, frontier in rule.calls[1:]:
         assert frontier[-1] == pytest.approx(path[second.depth == depth].tolist())
 

@@ -132,14 +132,6 @@ def test_a_request_ends_at_the_targets_stop_or_at_max_tokens() -> None:
     assert ends == {"r0": (7, "stop"), "r1": (50, "length")}
 
 
-def test_a_better_drafter_is_faster_and_both_beat_plain_decoding() -> None:
-    def latency(*drafters: str) -> float:
-        return simulate(workload(), cluster(*drafters), policies(), LIMITS).mean_latency_s
-
-    plain, small, large = latency(), latency("small"), latency("large")
-    assert large < small < 0.7 * plain
-
-
 def test_a_perfect_drafter_gains_its_depth_in_every_round() -> None:
     perfect = Acceptance({("", "small"): DrafterModel((1.0, 1.0), (1.0, 1.0))})
     request = Arrival("r0", 0.0, prompt_tokens=8, output_tokens=101, max_tokens=101)
@@ -192,17 +184,6 @@ def test_a_host_that_dies_costs_time_but_no_token() -> None:
     without_verifier = served(replace(whole, verifier_faults=Faults((2.0, 4.0, 6.0), 1.0)))
     assert len(without_drafter.served) == len(without_verifier.served) == len(report.served)
     assert without_verifier.mean_latency_s > report.mean_latency_s + 0.3
-
-
-def test_with_scarce_kv_requests_are_preempted_or_wait_and_all_finish() -> None:
-    for swap_s_per_token in (1e-5, None):
-        memory = KvMemory(768, swap_s_per_token)
-        limits = LIMITS.model_copy(update={"kv_tokens": 768})
-        arrivals = workload(40, rate=20.0)
-        scarce = simulate(arrivals, replace(cluster("small"), memory=memory), policies(), limits)
-        ample = simulate(arrivals, cluster("small"), policies(), LIMITS)
-        assert len(scarce.served) == 40
-        assert scarce.mean_latency_s > ample.mean_latency_s
 
 
 def test_slo_attainment_and_goodput_are_counted_by_request() -> None:

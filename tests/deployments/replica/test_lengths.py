@@ -8,8 +8,6 @@ import pytest
 from actors.coordinator.events import Arrived, Event
 from actors.hosts.fleet import start_fleet
 from cluster.config import AppConfig
-from cluster.placement import plan
-from deployments.replica.host_specs import target_spec
 from deployments.replica.service import Service
 from engine.sampling.params import SamplingParams
 from policies.request import RequestView
@@ -29,7 +27,7 @@ def test_lengths_are_predicted_where_they_are_used(
     )
 
     async def main() -> RequestView:
-        fleet = await start_fleet(target_spec(config, plan(config)), [], tmp_path, measure_s=0.1)
+        fleet = await start_fleet(config.target, [], tmp_path, measure_s=0.1)
         service = Service(config, fleet)
         events: list[Event] = []
         service.add_observer(events.append)

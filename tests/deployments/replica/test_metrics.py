@@ -106,16 +106,14 @@ def test_the_estimated_speed_up_is_that_of_serving_the_same_plainly() -> None:
     run(main())
 
 
-def test_a_probe_is_a_plain_round_of_all_requests_and_rare() -> None:
+def test_plain_rounds_are_measured_and_compared_with_the_cost_model() -> None:
     async def main() -> None:
-        service = Service(limits=Limits(max_batch=8, kv_tokens=1024, probe_after_s=0.1))
-        assert await serve(service) == plainly(PROMPTS, LONG)
+        service = Service(limits=Limits(max_batch=8, kv_tokens=1024))
+        assert await serve(service, speculate=False) == plainly(PROMPTS, LONG)
         rounds = [event for event in service.seen(Verified) if not event.prefill_tokens]
-        probes = [event for event in rounds if event.drafts is None]
-        assert 0 < len(probes) <= 1 + (rounds[-1].at_s - rounds[0].at_s) / 0.1
         values = totals(service.events)
         assert values["probe_seconds/clock"] == pytest.approx(
-            sum(outcome.seconds for event in probes for outcome in event.outcomes)
+            sum(outcome.seconds for event in rounds for outcome in event.outcomes)
         )
         assert values["probe_seconds/model"] == pytest.approx(
             values["probe_seconds/clock"], rel=0.2

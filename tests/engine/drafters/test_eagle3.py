@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from transformers import LlamaConfig, PreTrainedModel
 
 from actors.hosts.isolation import isolated
-from actors.hosts.specs import DrafterSpec
 from actors.hosts.workers import DrafterWorker
 from benchmarks.generation import generate
 from cluster.checkpoints import eagle3_shape
+from cluster.config import DrafterConfig, TargetConfig
 from engine.drafters.eagle3 import Eagle3Drafter
 from engine.drafters.eagle3_head import Eagle3Head
 from engine.errors import IncompatibleDrafter
@@ -262,8 +262,14 @@ def test_a_head_that_knows_the_targets_next_token_but_one_is_accepted(tmp_path: 
     assert len(commits) <= len(PROMPTS) * (1 + GREEDY.max_tokens // 2)
 
 
+def worker_of(head: Path, its_target: Path) -> DrafterWorker:
+    config = {"name": "mine", "kind": "eagle3", "model": str(head), "dtype": "float32"}
+    drafter = DrafterConfig.model_validate(config | {"kv_tokens": 512})
+    return DrafterWorker(drafter, "mine", TargetConfig(model=str(its_target)))
+
+
 @pytest.mark.parametrize("renamed", [False, True])
-def test_it_is_loaded_by_its_spec_with_the_embeddings_of_the_target(
+def test_it_is_loaded_by_its_config_with_the_embeddings_of_the_target(
     tmp_path: Path, renamed: bool
 ) -> None:
     model = target()
@@ -273,15 +279,7 @@ def test_it_is_loaded_by_its_spec_with_the_embeddings_of_the_target(
     if renamed:
         weights = {name.replace("layers.0.", "midlayer."): one for name, one in weights.items()}
     path = write_head(tmp_path / "head", weights)
-    spec = DrafterSpec(
-        "head",
-        kind="eagle3",
-        checkpoint=path,
-        dtype=torch.float32,
-        target=tmp_path / "target",
-        kv_tokens=512,
-    )
-    worker = DrafterWorker(spec, "head", VOCAB)
+    worker = worker_of(path, tmp_path / "target")
     worker.load()
     assert worker.feature_layers() == LAYERS
     assert worker.measure(tmp_path, 0.01).step.predict(100, 4) > 0
@@ -323,11 +321,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_the_names_of_drafter_and_t
     path = write_head(
         tmp_path / "head", {name: one for name, one in weights.items() if one is not None}
     )
-    worker = DrafterWorker(
-        DrafterSpec("mine", kind="eagle3", checkpoint=path, target=tmp_path / "target"),
-        "mine",
-        VOCAB,
-    )
+    worker = worker_of(path, tmp_path / "target")
     with pytest.raises(IncompatibleDrafter, match=f"'mine': model: (.|\n)*{re.escape(named)}"):
         worker.load()
 
@@ -339,9 +333,8 @@ def test_a_head_of_another_vocabulary_is_refused_before_its_rows_are_looked_up(
     weights = random_weights()
     del weights["lm_head.weight"]
     path = write_head(tmp_path / "head", weights)
-    spec = DrafterSpec("mine", kind="eagle3", checkpoint=path, target=tmp_path / "target")
     with pytest.raises(IncompatibleDrafter, match="'mine': vocab_size: 97 tokens"):
-        DrafterWorker(spec, "mine", 57).load()
+        worker_of(path, tmp_path / "target").load()
 
 
 def test_in_bfloat16_it_drafts_about_the_same(checkpoint: Path) -> None:

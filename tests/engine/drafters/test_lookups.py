@@ -11,6 +11,7 @@ from engine.drafters.lookup import LookupDrafter, NgramDrafter, SuffixDrafter
 from engine.protocol import Draft, DraftStep, Missing
 from engine.scopes import SHARED
 from tests.engine.drafters.orders import Stream, token_paths
+from tests.policies.tree_lists import path_confidence
 
 both = pytest.mark.parametrize("lookup", [NgramDrafter, SuffixDrafter])
 Lookup = Callable[[], LookupDrafter]
@@ -113,7 +114,7 @@ def test_the_policy_decides_before_each_level_which_requests_go_on() -> None:
     assert [len(tree) for tree in trees] == [3, 1, 0]
     assert [list(step.requests) for step in steps] == [["a", "b"], ["a", "b"], ["a"]]
     assert [len(frontier) for frontier in steps[0].frontier] == [0, 0]
-    assert steps[1].frontier[0].tolist() == trees[0].path_confidence()[:1].tolist()
+    assert steps[1].frontier[0].tolist() == path_confidence(trees[0])[:1].tolist()
 
 
 OUTPUT = [11, 12, 13, 14, 15, 16]

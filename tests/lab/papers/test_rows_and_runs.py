@@ -13,7 +13,6 @@ from lab.papers.arrivals import arrivals
 from lab.papers.bounds import bounds
 from lab.papers.cells import Cell, cell, settings
 from lab.papers.counting import count_claims
-from lab.papers.experiment import build_experiment
 from lab.papers.measuring import measure
 from lab.papers.native import measure_native
 from lab.papers.rank_prompts import PREFIX, PredictedLengths, RankPrompting, with_prompts
@@ -113,35 +112,6 @@ def test_a_row_that_is_not_reproduced_is_missed_and_one_without_claim_is_not() -
     assert verdict.status == "not specified by the paper"
 
 
-def test_our_own_bounds_are_kept_or_missed() -> None:
-    name = "adaserve/load/bound/llama/1.2/product/goodput_vs_best"
-    cells = cells_of("adaserve", row(name))
-    assert {"product", "fixed_1", "fixed_5", "adaserve", "specserve"} < {one.arm for one in cells}
-    assert "planner" not in {one.arm for one in cells}
-    for ours, status in ((0.98, "kept"), (0.96, "missed")):
-        measured = {one: {"goodput": ours if one.arm == "product" else 1.0} for one in cells}
-        assert evaluate("adaserve", row(name), measured).status == status
-
-
-def test_no_run_exceeds_the_bound_on_goodput() -> None:
-    for rate in (1.0, 40.0):
-        case = {**QWEN, "requests": 24, "rate": rate}
-        assert 0.0 < run("adaserve", "product", case)["of_bound"] < 1.0
-
-
-def test_load_is_a_multiple_of_the_machines_capacity(tmp_path: Path) -> None:
-    lines = [f'{{"arrival_s": {120 + second}}}' for second in range(60)]
-    (tmp_path / "adaserve_rps4.0.jsonl").write_text("\n".join(lines))
-    case: dict[str, Scalar] = {"machine": "qwen", "dataset": "peak", "workload": "trace"}
-    requests = arrivals(settings("adaserve"), {**case, "load": 0.5}, 0, 0.02, tmp_path)
-    capacity = settings("adaserve").machines["qwen"].capacity
-    assert capacity is not None
-    assert requests[-1].at_s == pytest.approx(59 / (0.5 * capacity))
-    without = {**case, "machine": "llama_without_graphs", "load": 0.5}
-    with pytest.raises(ValueError, match="llama_without_graphs has no capacity"):
-        arrivals(settings("adaserve"), without, 0, 0.02, tmp_path)
-
-
 @pytest.mark.parametrize("paper", PAPERS)
 def test_every_simulated_row_has_cells(paper: str) -> None:
     for one in all_rows(paper):
@@ -213,14 +183,6 @@ def drawn(paper: str, case: Mapping[str, Scalar], seed: int = 0) -> list[Arrival
 
 QWEN: dict[str, Scalar] = {"machine": "qwen", "dataset": "peak", "workload": "fluctuating"}
 FLUCTUATING: dict[str, Scalar] = {"dataset": "equal", "workload": "fluctuating"}
-
-
-def test_all_arms_get_the_same_requests(tmp_path: Path) -> None:
-    ours, theirs = (
-        build_experiment(cell("laps_sd", arm, {**BURST, "requests": 10}), tmp_path).requests
-        for arm in ("laps_sd", "las")
-    )
-    assert ours == theirs
 
 
 def test_a_trace_is_replayed_at_the_rate_of_the_case(tmp_path: Path) -> None:

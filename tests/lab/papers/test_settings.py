@@ -9,13 +9,13 @@ from lab.papers.settings import PAPERS, BadSettings, Paper, load, rows
 
 FIGURES = {
     "spin": {"fig4", "fig10", "fig11", "fig12", "fig13"},
-    "specserve": {"fig7", "fig8", "fig9", "overload", "load", "fig10", "fig11", "fig12", "table2"},
-    "adaserve": {"overload", "load", *(f"fig{n}" for n in (8, 9, 10, 11, 12, 14, 15, 16))},
+    "specserve": {"fig7", "fig8", "fig9", "overload", "fig10", "fig11", "fig12", "table2"},
+    "adaserve": {"overload", *(f"fig{n}" for n in (8, 9, 10, 11, 12, 14, 15, 16))},
     "laps_sd": {"fig2", "fig3", "fig5", "fig6", "fig7"},
     "self_scheduling": {"fig5", "fig6", "fig7", "fig8", "fig10", "table1", "table2", "table3"},
 }
 """All to be reproduced. Self-scheduling's Fig. 8 is its starvation ablation; `overload` are set-ups
-of ours for claims that name none, `load` ours for our own planner."""
+of ours for claims that name none."""
 
 SMALL = """
 title: Small

@@ -9,6 +9,7 @@ import numpy as np
 
 from policies.protocols import Mask
 from policies.tree import DraftTree
+from tests.policies.tree_lists import path_confidence
 
 
 def optimal_trees(
@@ -19,7 +20,7 @@ def optimal_trees(
     `trees` are T_inf. Roots are debited from the budget, and loops run while any of it is left: the
     printed `B ≥ 0` would spend one token too many.
     """
-    probability = [tree.path_confidence() for tree in trees]
+    probability = [path_confidence(tree) for tree in trees]
     chosen = [np.zeros(len(tree), np.bool_) for tree in trees]
     budget -= len(trees)
     for request, needed in enumerate(needs):

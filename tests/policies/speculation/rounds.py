@@ -15,6 +15,7 @@ from policies.flat_trees import flatten
 from policies.protocols import Candidates, Mask, RoundContext, Speculation
 from policies.request import LaneView, RequestView, Slo
 from policies.tree import ROOT, DraftTree
+from tests.policies.tree_lists import path_confidence
 
 
 class Candidate(NamedTuple):
@@ -168,4 +169,4 @@ def all_selections(trees: Sequence[DraftTree]) -> Iterator[tuple[Mask, ...]]:
 
 
 def gain(tree: DraftTree, mask: Mask) -> float:
-    return float(tree.path_confidence()[mask].sum())
+    return float(path_confidence(tree)[mask].sum())

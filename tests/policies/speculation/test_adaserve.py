@@ -26,6 +26,7 @@ from tests.policies.speculation.rounds import (
     trees,
     view,
 )
+from tests.policies.tree_lists import path_confidence
 
 ROUND_S = 0.05
 FLAT = ForwardCost(alpha=0.0, gamma=0.0, delta=ROUND_S)
@@ -54,7 +55,7 @@ def test_algorithm_2_is_algorithm_1_under_its_conditions(
 ) -> None:
     """f is the draft's own, every A is feasible and at most d + 1, n_max = ∞, and all f differ."""
     needs = [
-        1.0 + data.draw(st.floats(0, 1)) * min(float(t.path_confidence().sum()), t.depth.max())
+        1.0 + data.draw(st.floats(0, 1)) * min(float(path_confidence(t).sum()), t.depth.max())
         if len(t)
         else 0.0
         for t in drafted

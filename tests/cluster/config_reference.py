@@ -1,4 +1,4 @@
-"""`python -m cluster.config.reference` writes the tables of docs/config.md from the schema."""
+"""`python -m tests.cluster.config_reference` writes the tables of docs/config.md."""
 
 import inspect
 from collections.abc import Iterator

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from actors.hosts.direct import make_lookup
 from cluster.config import AppConfig
-from cluster.placement import plan
-from deployments.replica.host_specs import drafter_specs, limits_of, target_spec
+from deployments.replica.hosts import limits_of
 from engine.drafters.lookup import SuffixDrafter
 from engine.scopes import SHARED
 from tests.cluster.test_config import write_zoo_head
@@ -15,7 +14,7 @@ from tests.engine.drafters.orders import Stream
 
 
 def test_limits_arrive_as_the_config_says() -> None:
-    limits = {"slow_drafter_s": 0.2, "suspect_host_s": 1.5, "probe_after_s": 9}
+    limits = {"slow_drafter_s": 0.2}
     config = AppConfig.model_validate({"limits": limits})
     arrived = limits_of(config)
     assert arrived.kv_tokens == config.target.kv_tokens
@@ -25,8 +24,7 @@ def test_limits_arrive_as_the_config_says() -> None:
 def test_the_suffix_drafter_keeps_as_many_tokens_as_configured() -> None:
     suffix = {"name": "suffix", "kind": "suffix", "past_tokens": 10}
     config = AppConfig.model_validate({"drafters": [suffix]})
-    (spec,) = drafter_specs(config, plan(config))
-    drafter = make_lookup(spec)
+    drafter = make_lookup(config.drafters[0])
     assert isinstance(drafter, SuffixDrafter)
     for first in (100, 200, 300):
         drafter._past.add(SHARED, range(first, first + 5))
@@ -38,28 +36,18 @@ def test_the_suffix_drafter_keeps_as_many_tokens_as_configured() -> None:
     assert known == [200, 300]
 
 
-def test_heads_are_given_the_target_and_the_target_their_layers(
-    tmp_path: Path,
-) -> None:
-    target = {"model": "zoo/target"}
-    drafters = [write_zoo_head(tmp_path / "head"), {"name": "a", "model": "zoo/tiny"}]
-    config = AppConfig.model_validate({"target": target, "drafters": drafters})
-    head, model = drafter_specs(config, plan(config))
-    assert head.target == target_spec(config, plan(config)).checkpoint
-    assert target_spec(config, plan(config)).feature_layers == (1, 2, 3)
-    assert model.target is None
-
-
-def test_only_heads_keep_as_many_tokens_as_the_target_by_default(tmp_path: Path) -> None:
-    head, model = write_zoo_head(tmp_path / "head"), {"name": "a", "model": "zoo/tiny"}
+def test_heads_and_copies_keep_as_many_tokens_as_the_target_by_default(tmp_path: Path) -> None:
+    head, copy = write_zoo_head(tmp_path / "head"), {"name": "copy", "kind": "quantized"}
     target = {"model": "zoo/target", "kv_tokens": 70_000}
-    config = AppConfig.model_validate({"target": target, "drafters": [head, model]})
-    assert [spec.kv_tokens for spec in drafter_specs(config, plan(config))] == [70_000, 32_768]
+    drafters = [head, copy, {"name": "a", "model": "zoo/tiny"}]
+    config = AppConfig.model_validate({"target": target, "drafters": drafters})
+    kept = [drafter.kv_capacity(config.target) for drafter in config.drafters]
+    assert kept == [70_000, 70_000, 32_768]
 
 
 def test_a_replica_imports_no_model_code_itself() -> None:
     """Which takes seconds of its start, and its actors import it anyway."""
-    modules = "deployments.replica.host_specs, deployments.replica.service"
+    modules = "deployments.replica.hosts, deployments.replica.service"
     heavy = {"torch", "transformers", "scipy.optimize"}
     check = f"import sys, {modules}; print({heavy} & {{*sys.modules}})"
     ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
