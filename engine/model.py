@@ -266,6 +266,8 @@ def _quantized(model: PreTrainedModel, linears: Mapping[str, QuantizedLinear]) -
         linear = model.get_submodule(name)
         if linear.weight is not embeddings:
             linear.weight = nn.Parameter(linear.weight.new_empty(0), requires_grad=False)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()  # so that the file of floats is mapped no longer
     return compute
 
 

@@ -7,6 +7,8 @@ and drops the rest; a rollback only changes a length.
 Not thread-safe: a pool belongs to the thread that runs its model.
 """
 
+import math
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -247,5 +249,9 @@ def _allocate(shape: KVShape, slots: int) -> Tensor:
     One tensor, so that one index copy moves a row in all layers. Zeros, as a layout may read a row
     that is masked by a weight of 0, and 0 · NaN is NaN.
     """
-    width = shape.kv_heads * shape.head_dim
-    return torch.zeros(2 * shape.layers, slots, width, dtype=shape.dtype, device=shape.device)
+    sizes = 2 * shape.layers, slots, shape.kv_heads * shape.head_dim
+    if shape.device.type != "cpu" or not slots:
+        return torch.zeros(sizes, dtype=shape.dtype, device=shape.device)
+    # Pages of a mapping take memory when they are first written.
+    memory = mmap.mmap(-1, math.prod(sizes) * shape.dtype.itemsize)
+    return torch.frombuffer(memory, dtype=shape.dtype).view(sizes)

@@ -57,7 +57,7 @@ def length_only(requests: Sequence[str]) -> list[Message]:
         "TASK: Predict the token count of each response, as items x tokens per item.\n"
         "OUTPUT FORMAT: [position]NxTTT,... for N items of TTT tokens each"
     )
-    return _messages(system, task, requests, at_least=1)
+    return _messages(system, task, requests)
 
 
 FORMS: dict[str, Callable[[Sequence[str]], list[Message]]] = {
@@ -67,11 +67,7 @@ FORMS: dict[str, Callable[[Sequence[str]], list[Message]]] = {
 }
 
 
-def _messages(system: str, task: str, requests: Sequence[str], at_least: int = 2) -> list[Message]:
-    if not at_least <= len(requests) <= MAX_BATCH:
-        raise ValueError(
-            f"this ranking prompt takes {at_least} to {MAX_BATCH} requests, not {len(requests)}"
-        )
+def _messages(system: str, task: str, requests: Sequence[str]) -> list[Message]:
     lines = [request_line(position, request) for position, request in enumerate(requests)]
     return [
         {"role": "system", "content": system},

@@ -67,38 +67,30 @@ def tpots_of(progress: BatchProgress) -> Floats:
 
 
 @njit(cache=True)
-def need_at(progress: BatchProgress, number: int, verdict_s: float) -> float:
-    """A(r) = (l + t_spec) / t_TPOT - o of one request, where the next verdict is at the time
+def needs_at(progress: BatchProgress, verdict_s: float) -> Floats:
+    """A(r) = (l + t_spec) / t_TPOT - o of each request, where the next verdict is at the time
     `verdict_s`. o counts the tokens after the first one, as l is the time since the first one. A
     request without a TPOT, or without its first token, has no need: -inf."""
-    since_s = verdict_s - progress.first_s[number]
-    need = since_s / progress.terms[number, _TPOT_S] - (progress.generated[number] - 1.0)
-    return -inf if np.isnan(need) else need
-
-
-@njit(cache=True)
-def needs_at(progress: BatchProgress, verdict_s: float) -> Floats:
     needs = np.empty(len(progress.terms))
     for number in range(len(needs)):
-        needs[number] = need_at(progress, number, verdict_s)
+        since_s = verdict_s - progress.first_s[number]
+        need = since_s / progress.terms[number, _TPOT_S] - (progress.generated[number] - 1.0)
+        needs[number] = -inf if np.isnan(need) else need
     return needs
 
 
 @njit(cache=True)
-def slo_cap(progress: BatchProgress, number: int, since: float) -> tuple[float, float]:
-    """Slope and offset (`TimeCaps`) of the longest time T after `since` within which one request,
-    with a gain g, keeps its TPOT: (l + T) / (o + 1 + g) ≤ t_TPOT (AdaServe, eq. 2)."""
-    tpot_s = progress.terms[number, _TPOT_S]
-    decoding_s = since - progress.first_s[number]
-    allowed_s = tpot_s * (progress.generated[number] - 1.0) - decoding_s
-    return (0.0, inf) if np.isnan(allowed_s) else (tpot_s, allowed_s)
-
-
-@njit(cache=True)
 def slo_caps(progress: BatchProgress, since: float) -> TimeCaps:
+    """The longest time T after `since` within which each request, with a gain g, keeps its TPOT:
+    (l + T) / (o + 1 + g) ≤ t_TPOT (AdaServe, eq. 2)."""
     slope, offset = np.empty(len(progress.terms)), np.empty(len(progress.terms))
     for number in range(len(slope)):
-        slope[number], offset[number] = slo_cap(progress, number, since)
+        tpot_s = progress.terms[number, _TPOT_S]
+        decoding_s = since - progress.first_s[number]
+        allowed_s = tpot_s * (progress.generated[number] - 1.0) - decoding_s
+        capped = not np.isnan(allowed_s)
+        slope[number] = tpot_s if capped else 0.0
+        offset[number] = allowed_s if capped else inf
     return TimeCaps(slope, offset)
 
 

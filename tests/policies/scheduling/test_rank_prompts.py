@@ -19,28 +19,10 @@ def test_each_request_is_at_its_position(form: str, size: int) -> None:
         assert f"Position {position}: <{request}> [{position}]" in user["content"].split("\n")
 
 
-@pytest.mark.parametrize(
-    ("form", "size"),
-    [
-        ("prefill_only", 1),
-        ("rank_only", 1),
-        ("length_only", 0),
-        *((form, MAX_BATCH + 1) for form in FORMS),
-    ],
-)
-def test_other_batch_sizes_are_refused(form: str, size: int) -> None:
-    with pytest.raises(ValueError, match="to 10 requests"):
-        FORMS[form](["x"] * size)
-
-
 def test_a_prompt_for_lengths_has_no_numbers_besides_positions() -> None:
     for message in FORMS["length_only"](["Count.", "Stop."]):
         other = [line for line in message["content"].split("\n") if "Position" not in line]
         assert not re.search(r"\d", "".join(other))
-
-
-def test_a_single_length_can_be_requested() -> None:
-    assert "Position 0: <x> [0]" in FORMS["length_only"](["x"])[1]["content"]
 
 
 @given(st.text(max_size=600))
