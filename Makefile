@@ -14,6 +14,7 @@ DEFAULTS = $(or $(DEFAULTS_$(TARGET)),$(error TARGET is native or vllm, and not 
 TOPOLOGY = $(word $(if $(shell test -f $(MODEL) && echo yes),1,2),$(DEFAULTS))
 # Loops are compiled anew for each processor and each change, else by the first start.
 COMPILED := $(CACHE)/compiled/.done
+COMPILED_FOR_TESTS := $(CACHE)/compiled/.done-built-in
 LOOPS := $(shell grep -rl --include='*.py' 'from numba import' policies engine actors)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -48,7 +49,7 @@ $(INSTALLED): constraints/$(BUILD).txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 13) \
 	  else f"Python 3.11 or 3.12 is needed, $(PYTHON) is {v[0]}.{v[1]}: set PYTHON=...")'
 	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --no-deps '$(TORCH)' || { echo '$(NO_TORCH)' >&2; exit 1; }
+	@$(BIN)/pip install -qq --no-deps '$(TORCH)' || { echo '$(NO_TORCH)' >&2; exit 1; }
 	$(call install,constraints/$(BUILD).txt)
 
 $(WITH_VLLM): constraints/vllm-$(BUILD).txt $(INSTALLED)
@@ -58,14 +59,20 @@ $(WITH_VLLM): constraints/vllm-$(BUILD).txt $(INSTALLED)
 $(WITH_TESTS): constraints/test.txt $(WITH_VLLM)
 	$(call install,$<)
 
-model: $(MODEL) $(COMPILED)
+model: $(COMPILED) $(MODEL)
 
-$(MODEL): | $(INSTALLED)
+# Fetches the model as well, while loops are compiled that need none.
+$(COMPILED): $(INSTALLED) $(LOOPS)
+	@HF_HUB_DISABLE_PROGRESS_BARS=1 $(RUN)/python -m deployments.compile || \
+	  echo 'make serve compiles what is missing when it starts.'
+	@mkdir -p $(@D) && touch $@
+
+$(MODEL): | $(COMPILED)
 	@$(BIN)/python -m cluster.fetch || \
 	  echo 'make serve takes the built-in models in its place (cluster/zoo.yaml).'
 
-$(COMPILED): $(INSTALLED) $(LOOPS)
-	@HF_HUB_DISABLE_PROGRESS_BARS=1 $(RUN)/python -m deployments.compile
+$(COMPILED_FOR_TESTS): $(COMPILED)
+	@$(RUN)/python -m deployments.compile --built-in
 	@touch $@
 
 serve: $(SERVED) model
@@ -75,10 +82,10 @@ serve: $(SERVED) model
 # Two processes, one of which runs what needs clusters (tests/conftest.py).
 SHARED := -n 2 --dist loadscope --no-loadscope-reorder
 
-test: $(WITH_TESTS) model
+test: $(WITH_TESTS) model $(COMPILED_FOR_TESTS)
 	$(RUN)/python -m pytest $(SHARED) --ignore=tests/lab
 
-test-lab: $(WITH_TESTS) model
+test-lab: $(WITH_TESTS) model $(COMPILED_FOR_TESTS)
 	$(RUN)/python -m pytest $(SHARED) tests/lab
 
 # A verdict in a minute: each layer's main modules, without Ray, vLLM or large models.

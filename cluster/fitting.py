@@ -115,17 +115,17 @@ def _unpacked(demands: Sequence[Demand], nodes: Sequence[Node]) -> list[str]:
 
 
 def _shortage(demand: Demand, left: Sequence[Node]) -> str:
-    """Names the resources that no node has enough of; if there are none, all: no node has all."""
-    most = {
-        resource: max((_has(node, resource) for node in left), default=0.0)
-        for resource in demand.resources
+    """Names the resources that no node has enough of; if there are none, those that some lack."""
+    lacks = {
+        resource: [_has(node, resource) < amount - _EPSILON for node in left]
+        for resource, amount in demand.resources.items()
     }
-    short = [one for one, needed in demand.resources.items() if needed > most[one] + _EPSILON]
-    named = short or list(demand.resources)
-    return (
-        f"{', '.join(named)}: {demand.what} needs {_list(demand.resources, named)} on one node, "
-        f"and none has more left than {_list(most, named)}{'' if short else ', not on one node'}"
-    )
+    nowhere = [resource for resource, lacking in lacks.items() if all(lacking)]
+    named = nowhere or [resource for resource, lacking in lacks.items() if any(lacking)]
+    most = {one: max((_has(node, one) for node in left), default=0.0) for one in nowhere}
+    rest = f"has more left than {_list(most)}" if nowhere else "has all of it left"
+    needed = _list({resource: demand.resources[resource] for resource in named})
+    return f"{', '.join(named)}: {demand.what} needs {needed} on one node, and none {rest}"
 
 
 def _gpu_memory(
@@ -160,8 +160,8 @@ def _size(demand: Demand) -> tuple[float, ...]:
     return tuple(demand.resources.get(resource, 0.0) for resource in resources)
 
 
-def _list(amounts: Mapping[str, float], resources: Sequence[str]) -> str:
-    return ", ".join(f"{name} {_amount(name, amounts[name])}" for name in resources)
+def _list(amounts: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {_amount(name, value)}" for name, value in amounts.items())
 
 
 def _amount(resource: str, amount: float) -> str:

@@ -1,21 +1,23 @@
-"""`python -m deployments.compile` compiles all loops once, so that the first start is faster;
-`make` runs it.
+"""`python -m deployments.compile` fetches the default model and compiles the loops that serve it,
+so that the first start is faster; `make` runs it. `--built-in`: those of the built-in models
+instead, which tests serve.
 
-Generates a few tokens with the built-in models in this process, as a replica would, while a second
-process compiles the policies. Loops compiled earlier are read from the cache
-(cluster/numba_internals.py).
+This process serves a few tokens as a replica would, while a second one compiles what needs no
+model. Loops compiled earlier are read from the cache (cluster/numba_internals.py).
 """
 
+import argparse
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 from actors.hosts.fleet import start_fleet
-from cluster.built_in_models import SMOLLM2, has_smollm2
+from cluster.built_in_models import SMOLLM2
 from cluster.cache import cache_dir
 from cluster.config import AppConfig, DrafterConfig, TargetConfig
 from cluster.config.drafter_kinds import LOOKUPS
+from cluster.fetch import main as fetch
 from deployments.replica.service import Service
 from engine.cpu.prepack import fast_dtype
 
@@ -25,26 +27,25 @@ _BUILT_IN = (DrafterConfig(name="tiny", model="zoo/tiny", placement="inline"), *
 
 
 def main() -> None:
-    print("Compiling loops for this processor, some two minutes the first time ...", flush=True)
-    policies = [sys.executable, "-c", "import cluster, policies.precompile as w; w.warm_up()"]
-    with subprocess.Popen(policies) as compiling:
-        for target, drafters in _models():
-            asyncio.run(_serve(target, drafters))
+    parser = argparse.ArgumentParser(prog="python -m deployments.compile")
+    parser.add_argument("--built-in", action="store_true")
+    built_in: bool = parser.parse_args().built_in
+    print("Compiling loops for this processor, about a minute the first time ...", flush=True)
+    with subprocess.Popen([sys.executable, "-m", "engine.precompile"]) as compiling:
+        if built_in or fetch([]):
+            fast = str(fast_dtype("cpu")).removeprefix("torch.")
+            for dtype in {"float32", fast} if built_in else {fast}:
+                asyncio.run(_serve({"model": "zoo/target", "dtype": dtype}, _BUILT_IN))
+        else:
+            asyncio.run(_serve({"model": SMOLLM2}, _LOOKUPS))
     if compiling.returncode:
         raise SystemExit(compiling.returncode)
 
 
-def _models() -> Iterator[tuple[TargetConfig, Sequence[DrafterConfig]]]:
-    """One of each form of weights that the shipped configs serve on a CPU."""
-    if has_smollm2():
-        yield TargetConfig(model=SMOLLM2, kv_tokens=_KV_TOKENS, placement="inline"), _LOOKUPS
-    for dtype in {"float32", str(fast_dtype("cpu")).removeprefix("torch.")}:
-        target = {"model": "zoo/target", "dtype": dtype, "kv_tokens": _KV_TOKENS}
-        yield TargetConfig.model_validate(target | {"placement": "inline"}), _BUILT_IN
-
-
-async def _serve(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:
+async def _serve(model: Mapping[str, str], drafters: Sequence[DrafterConfig]) -> None:
     """Serves one warm-up."""
+    fields = {**model, "kv_tokens": _KV_TOKENS, "placement": "inline"}
+    target = TargetConfig.model_validate(fields)
     fleet = await start_fleet(target, drafters, cache_dir() / "profiles", measure_s=0.0)
     service = Service(AppConfig(), fleet)
     await service.warm_up()

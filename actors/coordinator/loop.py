@@ -30,9 +30,8 @@ from actors.coordinator.verifying import Verifying
 from actors.hosts.protocol import KvState, VerifierHost
 from engine.errors import InvalidRequest, SpindleError
 from engine.request import admit
-from engine.sampling.params import SamplingParams, check_integer, check_number
+from engine.sampling.params import SamplingParams
 from engine.scopes import INTERNAL, SHARED, Scope
-from policies import ranges
 from policies.microbatch import MicroBatchParams
 from policies.precompile import warm_up
 from policies.request import RequestView, Slo
@@ -118,14 +117,13 @@ class Coordinator:
     ) -> Stream:
         """Raises InvalidRequest naming the field, or Overloaded. `output` and `attempt`: of a
         request that another coordinator has started. `scope`: whose past requests it may use, and
-        who may use it later. `drafter`: the only drafter that may draft for
-        it. `traced`: its commits have traces. `internal`: one of the system's own requests."""
+        who may use it later. `drafter`: the only one that may draft for it. `traced`: its commits
+        have traces. `internal`: one of the system's own requests."""
         if self._failure is not None:
             raise self._failure
         if name in self._requests:
             raise InvalidRequest("request", f"{name!r} is already being served")
         self._lanes.check_drafter(drafter)
-        _check_fields(slo, priority, max_depth)
         most = self._limits.max_batch + self._limits.max_waiting
         if len(self._requests) >= most and not internal:
             raise Overloaded(
@@ -183,14 +181,12 @@ class Coordinator:
 
     def cancel(self, name: str) -> None:
         """Unknown requests are no error: they may have just finished."""
-        request = self._requests.get(name)
-        if request is not None:
+        if (request := self._requests.get(name)) is not None:
             self._cancel(request)
 
     def acknowledge(self, name: str, tokens: int) -> None:
         """`tokens` of the output have reached the client. Unknown requests are no error."""
-        request = self._requests.get(name)
-        if request is not None:
+        if (request := self._requests.get(name)) is not None:
             request.stream.acknowledge(tokens)
 
     async def check_hosts(self) -> None:
@@ -301,10 +297,3 @@ class Coordinator:
             for request in self._requests.values():
                 request.stream.fail(failure)
             self._requests.clear()
-
-
-def _check_fields(slo: Slo, priority: int, max_depth: int | None) -> None:
-    check_number("slo.ttft_s", slo.ttft_s, ranges.SLO_S)
-    check_number("slo.tpot_s", slo.tpot_s, ranges.SLO_S)
-    check_integer("priority", priority, ranges.PRIORITY)
-    check_integer("speculation.max_depth", max_depth, ranges.AT_LEAST_ONE)

@@ -53,7 +53,7 @@ ANSWER_S = 5.0
 MOST_VERIFIERS = 2
 """The most verifiers that may be lost over one (actors/coordinator/suspects.py)."""
 MOST_DRAFTERS = 2
-"""The most drafters that may be lost over one (actors/coordinator/suspects.py)."""
+"""The most drafters that may be lost over one (actors/coordinator/request_state.py)."""
 _STREAM_S = 180.0
 _BACK_S = 120.0
 _FROM_SHARE = 0.25

@@ -117,7 +117,7 @@ def test_a_bad_field_and_a_bad_file_end_with_status_1(
             # Each resource would do by itself, but the CPUs are on the other node.
             {"target": {"gpus": 2, "cpus": 4}},
             [{"CPU": 1.0, "GPU": 2.0}, {"CPU": 8.0, "GPU": 0.0}],
-            "CPU, GPU, memory: verifier needs CPU 4, GPU 2,",
+            "CPU, GPU: verifier needs CPU 4, GPU 2 on one node, and none has all of it left",
         ),
         (
             {"target": {"gpus": 2}, "drafters": [TINY | {"gpus": 1, "instances": 2}]},
@@ -134,7 +134,7 @@ def test_a_bad_field_and_a_bad_file_end_with_status_1(
             # The first one is the head, where the ingress goes and nothing else has to.
             {},
             [TWO_GPUS | {"CPU": 0.0}, TWO_GPUS],
-            "node:__internal_head__, CPU, memory: ingress needs",
+            "node:__internal_head__, CPU: ingress needs",
         ),
         (
             {},

@@ -147,7 +147,7 @@ def test_shares_of_one_gpu_may_lie_together(nodes: Cluster) -> None:
         ({"target": {"gpus": 3}}, "GPU: verifier needs GPU 3 on one node"),
         (
             {"drafters": [SMALL | {"name": "many", "instances": 5}]},
-            "GPU, accelerator_type:L4: many needs GPU 1, accelerator_type:L4 1 on one node",
+            "GPU, accelerator_type:L4: many/4 needs GPU 1, accelerator_type:L4 1 on one node",
         ),
     ],
 )

@@ -130,15 +130,3 @@ def test_verdicts_in_any_pieces_and_order_give_the_same_calibration_as_all_at_on
         assert getattr(learning, curve)(confidences) == pytest.approx(
             getattr(at_once, curve)(confidences)
         )
-
-
-def test_each_lane_learns_once_it_has_enough_trees_of_its_own() -> None:
-    small, large = Calibration(), Calibration()
-    calibration_buffer = CalibrationBuffer({"small": small, "large": large})
-    calibration_buffer.learn(
-        verified("small", trees(63, 0), 1) + verified("large", trees(64, 2), 3)
-    )
-    assert small.rank_counts.sum() == 0
-    assert large.rank_counts.sum() > 0
-    calibration_buffer.learn(verified("small", trees(1, 4), 5))
-    assert small.rank_counts.sum() > 0
