@@ -33,7 +33,6 @@ class Footprint:
     weights_bytes: int
     """0 if the checkpoint has no safetensors."""
     kv_bytes: int
-    swap_bytes: int = 0
 
     @property
     def gpu_bytes(self) -> int:
@@ -43,7 +42,7 @@ class Footprint:
     def host_bytes(self) -> int:
         """Memory on the node, including weights and KV unless the process has a GPU."""
         models = 0 if self.gpus else self.weights_bytes + self.kv_bytes
-        return RUNTIME_BYTES + self.swap_bytes + models
+        return RUNTIME_BYTES + models
 
 
 def footprints(config: AppConfig, placement: Placement) -> list[Footprint]:
@@ -52,8 +51,7 @@ def footprints(config: AppConfig, placement: Placement) -> list[Footprint]:
     gpus = placement.replica_options["num_gpus"]
     weights = sum(weights for weights, _ in inline)
     kv = sum(kv for _, kv in inline)
-    swap = _swap_bytes(config.target) if config.target.placement == "inline" else 0
-    own = Footprint("replica", REPLICA, gpus, OWN_CPUS, config.threads, weights, kv, swap)
+    own = Footprint("replica", REPLICA, gpus, OWN_CPUS, config.threads, weights, kv)
     return [own, *_target(config.target, placement), *_lanes(config, placement)]
 
 
@@ -76,7 +74,6 @@ def _target(target: TargetConfig, placement: Placement) -> Iterator[Footprint]:
             target.threads * target.tensor_parallel,
             weights,
             kv,
-            _swap_bytes(target),
         )
 
 
@@ -108,17 +105,12 @@ def _target_parameters(target: TargetConfig) -> int:
 
 def _kv_width(target: TargetConfig) -> int:
     """Bytes per value."""
-    halved = target.runs_quantized and target.attention == "packed"
-    return _KV_BYTES if halved else _width(target)
+    return _KV_BYTES if target.runs_quantized else _width(target)
 
 
 def _rounded_bytes(weights: int, quantize: str) -> int:
     """What rounded weights take: they are loaded as floats first."""
     return int(weights * (_BYTES["float32"] + _QUANTIZED_BITS[quantize] / 8))
-
-
-def _swap_bytes(target: TargetConfig) -> int:
-    return target.swap_tokens * target.architecture().kv_values() * _kv_width(target)
 
 
 def _drafter_bytes(drafter: DrafterConfig, target: TargetConfig) -> tuple[int, int]:

@@ -108,7 +108,6 @@ COUNTERS = (
     ),
     Metric("caught_up_tokens", "Committed tokens that a lane read ahead in idle time", ("host",)),
     Metric("preemptions", "Requests that lost their place in the batch to others"),
-    Metric("swaps", "Requests whose KV was swapped to host memory"),
     Metric(
         "late_calls",
         "Draft calls for whose answer the round did not wait (limits.slow_drafter_s)",

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from cluster.checkpoint_files import Quantize, stop_token_ids
-from engine.attention.context import AttentionBatch
+from engine.attention.context import AttentionBatch, Layout
+from engine.attention.flex import FusedPlan
 from engine.attention.hook import Handler, attention_handled_by
-from engine.attention.layouts import LAYOUTS, LayoutName
+from engine.attention.packed import PackedPlan
 from engine.attention.pool import PoolAttention
 from engine.checkpoint import load_config, load_whole
 from engine.cpu.decoder_loop import FloatForward, fused_forward
@@ -73,8 +74,6 @@ class PackedModel:
         model: PreTrainedModel,
         *,
         kv_tokens: int,
-        layout: LayoutName = "packed",
-        swap_tokens: int = 0,
         static_steps: bool = False,
         quantized: Mapping[str, QuantizedLinear] | None = None,
     ) -> None:
@@ -92,16 +91,14 @@ class PackedModel:
         self.device: torch.device = model.device
         shape = prepare(model)
         self._group = shape.heads // shape.kv_heads
-        # Other layouts multiply keys in the dtype of the queries.
-        halved = quantized is not None and layout == "packed"
-        kv_dtype = torch.float16 if halved else model.dtype
+        kv_dtype = model.dtype if quantized is None else torch.float16
         self.kv = KVCache(
             KVShape(shape.layers, shape.kv_heads, shape.head_dim, kv_dtype, self.device),
             blocks=-(-kv_tokens // BLOCK_SIZE),
             block_size=BLOCK_SIZE,
-            swap_blocks=-(-swap_tokens // BLOCK_SIZE),
         )
-        self.layout = layout
+        self.plan: Layout = PackedPlan if self.device.type == "cpu" else FusedPlan
+        """Replaced only by layouts that are compared with it (lab/papers/layouts.py)."""
         # Read for uncommitted rows only: a committed row's position is its index.
         self._slot_positions = np.zeros(self.kv.capacity, np.int64)
         stock = self._stock_probe()
@@ -124,8 +121,6 @@ class PackedModel:
         dtype: torch.dtype,
         device: torch.device | str,
         kv_tokens: int,
-        layout: LayoutName = "packed",
-        swap_tokens: int = 0,
         quantize: Quantize = "none",
     ) -> Self:
         """`quantize`: only for a CPU, in float32."""
@@ -133,8 +128,6 @@ class PackedModel:
         return cls(
             model,
             kv_tokens=kv_tokens,
-            layout=layout,
-            swap_tokens=swap_tokens,
             quantized=quantized_linears(model, Path(path), quantize),
         )
 
@@ -180,7 +173,7 @@ class PackedModel:
             of_all_rows = self._graphs.forward(batch, tokens, positions, slots)
             if of_all_rows is not None:
                 return of_all_rows[self._tensor(wanted)]
-        attend = PoolAttention(self.kv, LAYOUTS[self.layout](batch), slots, self._tensor(slots))
+        attend = PoolAttention(self.kv, self.plan(batch), slots, self._tensor(slots))
         logits = self._compute(
             self._tensor(tokens), self._tensor(positions), self._tensor(wanted), attend, states
         )

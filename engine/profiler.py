@@ -42,11 +42,6 @@ _LEAST_ROUNDS = 3
 """Shapes are added only while the time allows this many rounds, including the warm-up."""
 _LEAST_SHAPES = 4
 """At least as many shapes as a fit has parameters."""
-_CHECKS = 5
-"""Forwards of the smallest shape that are compared with a cached profile; the fastest counts."""
-_MOST_DEVIATION = 3.0
-"""A cached profile that differs by a larger factor was measured beside other work, or the machine
-has changed."""
 NO_TOKEN = -1
 """Placeholder for committed tokens of measured requests, whose KV rows were never computed. No real
 request has this token, so the prefix cache never returns these rows."""
@@ -139,44 +134,32 @@ def profile(model: PackedModel, setup: str, cache_dir: Path, grid: Grid | None =
 def cached_profile(
     key: ProfileKey, cache_dir: Path, measure_grid: Callable[[Grid], tuple[ForwardSample, ...]]
 ) -> Profile:
-    """The profile of the cached samples, if the smallest shape still takes about as long, or of new
-    ones."""
-    path = _path(key, cache_dir)
-    samples = _read(path, key)
-    if samples is None or not _still_holds(samples, key.grid, measure_grid):
-        samples = measure_grid(key.grid)
-        _write(path, key, samples)
-    return Profile.fit(key, samples)
-
-
-def _still_holds(
-    samples: Sequence[ForwardSample],
-    grid: Grid,
-    measure_grid: Callable[[Grid], tuple[ForwardSample, ...]],
-) -> bool:
-    requests, rows, context = ((min(axis),) for axis in _axes(grid))
-    smallest = Grid(requests, rows, context, rounds=1)
-    now_s = min(measure_grid(smallest)[0].seconds for _ in range(_CHECKS))
-    then_s = min(samples, key=lambda sample: (sample.tokens, sample.context)).seconds
-    holds = then_s / _MOST_DEVIATION <= now_s <= then_s * _MOST_DEVIATION
-    if not holds:
-        _LOG.warning(
-            "The stored profile says %.1f ms for the smallest forward, which takes %.1f ms now: "
-            "measuring again",
-            then_s * 1e3,
-            now_s * 1e3,
-        )
-    return holds
+    return Profile.fit(key, cached_samples(key, cache_dir, partial(measure_grid, key.grid)))
 
 
 def cached_samples(
     key: ProfileKey, cache_dir: Path, measure_samples: Callable[[], tuple[ForwardSample, ...]]
 ) -> tuple[ForwardSample, ...]:
-    path = _path(key, cache_dir)
-    samples = _read(path, key)
-    if samples is None:
-        samples = measure_samples()
-        _write(path, key, samples)
+    """Those in the file of this key, or new ones. A file that was measured beside other work does
+    little harm: costs are learned again while serving (policies/estimates/online_cost.py)."""
+    described = json.dumps({"format": FORMAT, **asdict(key)}, sort_keys=True)
+    path = cache_dir / f"{digest(described)}.json"
+    try:
+        samples = tuple(ForwardSample(**one) for one in json.loads(path.read_text())["samples"])
+    except FileNotFoundError:
+        samples = ()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _LOG.warning("%s cannot be read (%r): measuring again", path, error)
+        samples = ()
+    if samples:
+        return samples
+    samples = measure_samples()
+    content = {"key": json.loads(described), "samples": [asdict(one) for one in samples]}
+    try:
+        with written_whole(path) as file:
+            file.write_text(json.dumps(content, indent=1))
+    except OSError as error:
+        _LOG.warning("what was measured cannot be kept in %s: %s", path, error)
     return samples
 
 
@@ -227,21 +210,13 @@ def measure_alternately(
     )
 
 
-def _order(grid: Grid, shape: "Shape") -> tuple[int, bool, int, int]:
-    """Sort key: each axis alone at its largest, then the most tokens, which show what a token costs
-    even if samples are noisy; then the other outermost shapes, and among these the cheap ones,
-    since few of them determine a fit best."""
-    least, most = (Shape(*map(end, _axes(grid))) for end in (min, max))
-    first = (
-        least,
-        least._replace(context=most.context),
-        least._replace(rows=most.rows),
-        least._replace(requests=most.requests),
-        most._replace(context=least.context),
-    )
-    place = first.index(shape) if shape in first else len(first)
-    outermost = all(value in ends for value, *ends in zip(shape, least, most, strict=True))
-    return place, not outermost, shape.tokens, shape.context
+def _order(grid: Grid, shape: "Shape") -> tuple[bool, int, int, int]:
+    """Sort key: the outermost shapes first, which determine a fit best, and among these the ones in
+    which few axes are at their largest."""
+    ends = [(min(axis), max(axis)) for axis in _axes(grid)]
+    outermost = all(value in end for value, end in zip(shape, ends, strict=True))
+    large = sum(value == end[1] for value, end in zip(shape, ends, strict=True))
+    return not outermost, large, shape.tokens, shape.context
 
 
 def _axes(grid: Grid) -> tuple[tuple[int, ...], ...]:
@@ -306,38 +281,5 @@ def device_name(device: torch.device) -> str:
     return f"{torch.backends.cpu.get_cpu_capability()} x{os.cpu_count()}"
 
 
-def _describe(key: ProfileKey) -> str:
-    return json.dumps({"format": FORMAT, **asdict(key)}, sort_keys=True)
-
-
 def digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _path(key: ProfileKey, cache_dir: Path) -> Path:
-    return cache_dir / f"{digest(_describe(key))}.json"
-
-
-def _read(path: Path, key: ProfileKey) -> tuple[ForwardSample, ...] | None:
-    """The samples in the file; None if it is absent or cannot be read. Raises ValueError if it
-    belongs to another key."""
-    try:
-        stored = json.loads(path.read_text())
-        owner, samples = stored["key"], tuple(ForwardSample(**one) for one in stored["samples"])
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        _LOG.warning("%s cannot be read (%r): measuring again", path, error)
-        return None
-    if owner != json.loads(_describe(key)):
-        raise ValueError(f"{path} holds the profile of {owner}: remove it to measure again")
-    return samples
-
-
-def _write(path: Path, key: ProfileKey, samples: tuple[ForwardSample, ...]) -> None:
-    content = {"key": json.loads(_describe(key)), "samples": [asdict(one) for one in samples]}
-    try:
-        with written_whole(path) as file:
-            file.write_text(json.dumps(content, indent=1))
-    except OSError as error:
-        _LOG.warning("what was measured cannot be kept in %s: %s", path, error)

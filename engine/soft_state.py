@@ -63,8 +63,6 @@ class SoftState:
 
     def __init__(self, max_requests: int, on_drop: Callable[[str, HeldRequest], None]) -> None:
         """`on_drop` is called with each request that is evicted or forgotten, and its state."""
-        if max_requests < 1:
-            raise ValueError(f"max_requests must be at least 1, got {max_requests}")
         self._max_requests = max_requests
         self._on_drop = on_drop
         self._held: dict[str, HeldRequest] = {}  # least recently used first

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engine.attention.context import AttentionBatch, Scoring
 from engine.attention.hook import LayerCall
-from engine.attention.partial import add_sinks, attend_part, group_queries, ungroup_queries
+from engine.attention.partial import attend_part, group_queries, ungroup_queries
 from engine.cpu.decoder_loop import FloatForward
 from engine.kv.cache import KVCache
 
@@ -56,16 +56,14 @@ class StaticPlan:
         visible = self._visible
         if scoring.window is not None:
             visible = visible & (self._distance < scoring.window)
-        mixed, lse = attend_part(
+        mixed, _ = attend_part(
             group_queries(query.unsqueeze(1), keys.shape[1]),
             keys[self._slots[:rows]].transpose(1, 2),
             values[self._slots[:rows]].transpose(1, 2),
             visible[:rows, None, None],
             scoring,
         )
-        mixed = ungroup_queries(mixed, heads).squeeze(1)
-        lse = ungroup_queries(lse.unsqueeze(-1), heads).flatten(1)
-        return add_sinks(mixed, lse, scoring.sinks).to(query.dtype)
+        return ungroup_queries(mixed, heads).squeeze(1).to(query.dtype)
 
 
 log = logging.getLogger(__name__)

@@ -148,7 +148,7 @@ class BatchSlots:
         return kept
 
     def _preempt(self, request: RequestState, now: float) -> None:
-        """Its KV stays until the verifier needs the room, then is swapped out or dropped."""
+        """Its KV stays until the verifier needs the room, then is dropped and computed again."""
         request.stage = WAITING
         request.cohort = -1
         del self._running[request.name]

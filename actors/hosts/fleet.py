@@ -44,8 +44,6 @@ class Fleet:
 
     async def close(self) -> None:
         """Kills all actors; threads end after their present call."""
-        if self.grammars is not None:
-            self.grammars.close()
         for close in self.closers:
             close()
 
@@ -90,7 +88,7 @@ async def start_fleet(
         trees=verifier.limits.trees,
         switch=verify.switch,
     )
-    grammars = Grammars.of(target.header_path(), verifier.limits.vocab_size, limits.compile_s)
+    grammars = Grammars.of(target.header_path(), verifier.limits.vocab_size)
     lanes += _lookups(drafters, grammars)
     return Fleet(verifier, lanes, costs, closers, grammars, verifier.load_vocabulary)
 

@@ -79,25 +79,19 @@ def _load_native(target: TargetConfig, checkpoint: Path, dtype: torch.dtype) -> 
         dtype=dtype,
         device=target.device,
         kv_tokens=target.kv_tokens,
-        layout=target.attention,
-        swap_tokens=target.swap_tokens,
         quantize=target.own_quantize,
     )
 
     def measure(cache_dir: Path, seconds: float) -> TargetCosts:
-        setup = "native" if model.layout == "packed" else f"native, {model.layout}"
-        if model.weights:
-            setup += f", {model.weights}"
+        setup = f"native, {model.weights}" if model.weights else "native"
         measured = profile(model, setup, cache_dir, Grid(seconds=seconds))
         recompute = recompute_cost(measured.roofline, _PREFILL_CHUNK)
         return TargetCosts(measured.roofline, measured.token_budget, recompute)
 
     def kv_state() -> KvState:
         kv = model.kv
-        if not kv.used_blocks:  # else it would delay a round
-            kv.check()
         blocks = kv.capacity // kv.block_size
-        return KvState(kv.free_blocks, kv.used_blocks, kv.cached_blocks, blocks, kv.swaps)
+        return KvState(kv.free_blocks, kv.used_blocks, kv.cached_blocks, blocks)
 
     grammars = Grammars.of(checkpoint, model.vocab_size)
     return LoadedTarget(NativeVerifier(model, grammars), kv_state, measure, grammars)

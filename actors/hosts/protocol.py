@@ -33,7 +33,6 @@ class KvState:
     cached: int
     """Held by no request, kept for prompts with the same beginning."""
     total: int
-    swaps: int = 0
     """Requests whose KV has gone to host memory since the verifier was loaded."""
 
 

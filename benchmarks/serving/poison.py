@@ -27,7 +27,6 @@ from deployments import app as product
 from deployments.ingress.deployment import Ingress
 from deployments.replica.deployment import Replica
 from engine.attention.context import AttentionBatch
-from engine.attention.layouts import LAYOUTS
 from engine.hidden_states import HiddenStates
 from engine.model import Segment
 from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom, Verdict, VerifyOrder
@@ -86,15 +85,14 @@ class PoisonedVerifier(VerifierWorker):
         patch.object(native, "choose", _poisoned_choose).start()
         assert isinstance(self._verifier, native.NativeVerifier)
         model = self._verifier._model
-        forward = model.forward
+        forward, plan = model.forward, model.plan
 
         def poisoned_forward(
             segments: Sequence[Segment], states: HiddenStates | None = None
         ) -> Any:
             kinds = self._kinds.among(segment.request for segment in segments)
-            poisoned = {model.layout: _raising_layout} if "attention" in kinds else {}
-            with patch.dict(LAYOUTS, poisoned):
-                return forward(segments, states)
+            model.plan = _raising_layout if "attention" in kinds else plan
+            return forward(segments, states)
 
         model.forward = poisoned_forward
 

@@ -8,13 +8,8 @@ from dataclasses import dataclass
 class Backend:
     trees: bool
     """Verifies draft trees; otherwise chains only."""
-    swap: bool
-    """Can keep the KV of preempted requests in host memory; otherwise it is freed and
-    recomputed."""
     engine_args: bool
     """Takes `engine_args`, arguments specific to this backend."""
-    layouts: bool
-    """Its attention layout can be chosen; otherwise it has one of its own."""
     ranks: bool
     """Splits the target over several tensor-parallel ranks, which it starts itself."""
     quantized: bool
@@ -26,18 +21,14 @@ class Backend:
 BACKENDS: Mapping[str, Backend] = {
     "native": Backend(
         trees=True,
-        swap=True,
         engine_args=False,
-        layouts=True,
         ranks=False,
         quantized=False,
         embeddings=True,
     ),
     "vllm": Backend(
         trees=False,
-        swap=False,
         engine_args=True,
-        layouts=False,
         ranks=True,
         quantized=True,
         embeddings=False,

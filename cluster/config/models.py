@@ -52,7 +52,6 @@ Tokens = Annotated[int, Field(ge=64, le=ranges.COUNT.most)]
 Threads = AtLeastOne
 Placement = Literal["actor", "inline"]
 Dtype = Literal["auto", "bfloat16", "float32"]
-Attention = Literal["packed", "decomposed", "padded"]
 
 
 class TargetConfig(Section):
@@ -72,15 +71,9 @@ class TargetConfig(Section):
     `none`: as floats. KV beside quantized weights is float16 (docs/cpu_speed.md)."""
     kv_tokens: Tokens = 16_384
     """Capacity of the KV cache in tokens, for all requests together; at least one whole context."""
-    swap_tokens: Count = 0
-    """Capacity of the host memory for the KV of preempted requests, in tokens."""
     backend: Literal["native", "vllm"] = "native"
-    """`native` verifies trees and swaps KV; `vllm` verifies chains with vLLM's own kernels
+    """`native` verifies trees; `vllm` verifies chains with vLLM's own kernels
     (docs/config.md has the table)."""
-    attention: Attention = "packed"
-    """How the native backend attends to requests of different lengths, with the same output:
-    `packed` without padding, `decomposed` in pieces of one length (Spin), `padded` to the longest
-    (docs/attention.md)."""
     tensor_parallel: AtLeastOne = 1
     """Number of ranks that share the model, for `backend: vllm`. Each needs whole attention
     heads."""
@@ -108,16 +101,6 @@ class TargetConfig(Section):
         backend = BACKENDS[self.backend]
         if self.inflate_to is not None and self.model != "zoo/target":
             raise ValueError(f"inflate_to: only zoo/target can be inflated, not {self.model}")
-        if self.swap_tokens and not backend.swap:
-            raise ValueError(
-                f"swap_tokens: backend {self.backend} recomputes the KV of preempted requests; "
-                f"set 0, or backend: {able('swap')}"
-            )
-        if self.attention != "packed" and not backend.layouts:
-            raise ValueError(
-                f"attention: backend {self.backend} has a layout of its own; leave it out, or set "
-                f"backend: {able('layouts')}"
-            )
         if self.engine_args and not backend.engine_args:
             raise ValueError(
                 f"engine_args: backend {self.backend} has none; leave them out, or set backend: "
@@ -192,7 +175,7 @@ class DrafterConfig(Section):
     """The most requests that each instance drafts for at once (B_j of Spin)."""
     kv_tokens: Tokens | None = None
     """Capacity of each instance's KV cache in tokens. null: 32,768, but for kind `eagle3` as many
-    as the target keeps (its `kv_tokens` and `swap_tokens`), for `quantized` its `kv_tokens`."""
+    as the target keeps, as for `quantized`."""
     quantize: Literal["int8", "int4"] = "int4"
     """For kind `quantized`: how the target's weights are rounded, as by the target's `quantize`."""
     past_tokens: Count = 100_000
@@ -239,10 +222,8 @@ class DrafterConfig(Section):
             if field in self.model_fields_set:
                 raise ValueError(f"{field}: {self.kind} copies the target; leave it out")
         if self.gpus:
-            raise ValueError(
-                f"gpus: {self.kind} has kernels for CPUs only; set 0, or kind: model with a small "
-                "model of the target's family, or kind: eagle3"
-            )
+            problem = f"{self.kind} has kernels for CPUs only; set 0, or kind: model or eagle3"
+            raise ValueError(f"gpus: {problem}")
 
     def _is_a_lookup(self) -> Self:
         if self.placement == "actor":
@@ -281,12 +262,10 @@ class DrafterConfig(Section):
         """`kv_tokens`, or its default beside this target."""
         if self.kv_tokens is not None:
             return self.kv_tokens
-        if drafter_kind(self.kind).reads_features:
-            # Rows that were evicted could only be computed again from features that are gone.
-            return target.kv_tokens + target.swap_tokens
-        if drafter_kind(self.kind).copies_target:  # a row takes as much as the target's own
-            return target.kv_tokens
-        return _KV_TOKENS
+        kind = drafter_kind(self.kind)
+        # Rows of a head that were evicted could only be computed again from features that are gone;
+        # a row of a copy takes as much as the target's own.
+        return target.kv_tokens if kind.reads_features or kind.copies_target else _KV_TOKENS
 
     def path(self) -> Path | None:
         """The directory of its own checkpoint, fetched or written first if need be; None for kinds

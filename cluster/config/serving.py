@@ -116,10 +116,6 @@ class LimitsConfig(Section):
     full_logprobs: AtLeastOne = 1_000_000
     """The most log-probabilities that a response may have, in a stream those of its prompts
     (`echo`); a request that could exceed it is refused."""
-    compile_s: Seconds = 5.0
-    """Processor time that the form of a structured output may take, checking it and compiling it
-    twice; one that takes longer is refused, and its compilation ended
-    (docs/structured_output.md)."""
     max_body_bytes: Annotated[int, Field(ge=1024, le=ranges.COUNT.most)] = 4 * 1024 * 1024
     """The largest body of an HTTP request; larger ones are answered with 413."""
     resubmits: Count = 2

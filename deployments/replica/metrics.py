@@ -65,7 +65,6 @@ class Metrics:
         """Drafted tokens since the last export: [drafter, depth - 1]."""
         self._nodes = self._node_counts.zeros()
         """Verified, expected and accepted ones: [drafter, depth - 1, kind]."""
-        self._swaps = 0
         self._pending: list[Event] = []
         self._series = Series(OF_REPLICA, {"replica": replica})
         self._start()
@@ -110,9 +109,6 @@ class Metrics:
     def set_kv(self, kv: KvState) -> None:
         for state, blocks in zip(KV_STATES, (kv.free, kv.used, kv.cached), strict=True):
             self._series.set("kv_blocks", blocks, state)
-        # A verifier that has been replaced counts from zero.
-        self._count("swaps", kv.swaps - self._swaps if kv.swaps >= self._swaps else kv.swaps)
-        self._swaps = kv.swaps
 
     def observe(self, event: Event) -> None:
         """Queues the event until the next export. Counted here, between forwards that evict the

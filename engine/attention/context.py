@@ -72,15 +72,11 @@ class Scoring(NamedTuple):
 
     scale: float
     window: int | None = None
-    """A row sees only positions closer than this (Mistral, Gemma)."""
-    softcap: float | None = None
-    """score → softcap · tanh(score / softcap) (Gemma 2)."""
-    sinks: Tensor | None = None
-    """[heads]: a score that takes part in the softmax but has no value (GPT-OSS)."""
+    """A row sees only positions closer than this (Mistral, Gemma 3)."""
 
 
 class AttentionPlan(Protocol):
-    """One attention layout, prepared for one forward."""
+    """Attention, prepared for one forward."""
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
         """query [rows, heads, head_dim], keys and values [slots, kv_heads, head_dim] →

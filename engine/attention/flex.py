@@ -12,15 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.attention.flex_attention import (
-    AuxRequest,
-    BlockMask,
-    create_block_mask,
-    flex_attention,
-)
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from engine.attention.context import AttentionBatch, Scoring
-from engine.attention.partial import add_sinks
 
 
 @cache
@@ -56,18 +50,16 @@ class FusedPlan:
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
         attention = _compiled() if query.is_cuda else flex_attention
-        mixed, aux = attention(
+        mixed = attention(
             query.transpose(0, 1).unsqueeze(0),
             keys[self._slots].transpose(0, 1).unsqueeze(0),
             values[self._slots].transpose(0, 1).unsqueeze(0),
-            score_mod=None if scoring.softcap is None else _softcapped(scoring.softcap),
             block_mask=self._block_mask(scoring.window),
             scale=scoring.scale,
             enable_gqa=query.shape[1] != keys.shape[1],
-            return_aux=AuxRequest(lse=True),
         )
-        rows = mixed[0].transpose(0, 1)
-        return add_sinks(rows, aux.lse[0].transpose(0, 1), scoring.sinks).to(query.dtype)
+        rows: Tensor = mixed[0].transpose(0, 1).to(query.dtype)
+        return rows
 
     def _block_mask(self, window: int | None) -> BlockMask:
         if window not in self._block_masks:
@@ -87,10 +79,3 @@ class FusedPlan:
 
     def _tensor(self, array: NDArray[np.int64] | NDArray[np.bool_]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
-
-
-def _softcapped(cap: float) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
-    def score_mod(score: Tensor, _b: Tensor, _h: Tensor, _row: Tensor, _kv: Tensor) -> Tensor:
-        return cap * torch.tanh(score / cap)
-
-    return score_mod

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from engine.attention.context import Scoring
+from engine.errors import UnsupportedModel
 
 IMPLEMENTATION = "spindle"
 
@@ -55,6 +56,11 @@ def _attend(
     **_unused: object,
 ) -> tuple[Tensor, None]:
     """transformers' signature: [1, heads, rows, head_dim] in, [1, rows, heads, head_dim] out."""
+    if softcap is not None or s_aux is not None:
+        of = "a cap of its scores" if s_aux is None else "sinks"
+        raise UnsupportedModel(
+            module.config.model_type, f"its attention has {of}; serve it with backend: vllm"
+        )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     mixed = _handler.get()(
         LayerCall(
@@ -62,7 +68,7 @@ def _attend(
             query[0].transpose(0, 1),
             key[0].transpose(0, 1),
             value[0].transpose(0, 1),
-            Scoring(scale, sliding_window, softcap, s_aux),
+            Scoring(scale, sliding_window),
         )
     )
     return mixed.unsqueeze(0), None

@@ -33,8 +33,8 @@ class PackedPlan:
             stored(values),
             scoring.scale,
             NO_WINDOW if scoring.window is None else scoring.window,
-            scoring.softcap or 0.0,
-            NO_SINKS if scoring.sinks is None else scoring.sinks.detach().float().numpy(),
+            0.0,
+            NO_SINKS,
             stored(mixed),
         )
         if threads == 1:

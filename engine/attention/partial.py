@@ -1,7 +1,7 @@
-"""Attention over a part of the keys, and how parts and sinks are merged.
+"""Attention over a part of the keys.
 
 Each part yields its own normalised result and the log of its sum of exponentials (lse). The whole
-softmax is the mean of the parts weighted by exp(lse). A sink is a part without a value.
+softmax is the mean of the parts weighted by exp(lse).
 """
 
 import torch
@@ -35,8 +35,6 @@ def attend_part(
     lse [..., n]; a fully masked row gives zeros and -inf."""
     # Scaled before the product, whose result is rounded to the model's dtype.
     scores = torch.matmul(query * scoring.scale, keys.transpose(-1, -2)).float()
-    if scoring.softcap is not None:
-        scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
     scores = scores.masked_fill(~mask, -torch.inf)
     highest = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
     weights = torch.exp(scores - highest)
@@ -44,10 +42,3 @@ def attend_part(
     lse = (highest + torch.log(total)).squeeze(-1)
     shares = weights / total.clamp(min=torch.finfo(torch.float32).tiny)
     return torch.matmul(shares.to(values.dtype), values).float(), lse
-
-
-def add_sinks(mixed: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
-    """Scales mixed [rows, heads, d], with lse [rows, heads], by the softmax share without sinks."""
-    if sinks is None:
-        return mixed
-    return mixed * torch.sigmoid(lse - sinks.float()).unsqueeze(-1)

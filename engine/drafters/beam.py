@@ -16,7 +16,7 @@ from engine.protocol import DraftStep, Start
 from engine.sampling.sampler import Row
 from policies.tree import ROOT, DraftTree
 
-if TYPE_CHECKING:  # loads xgrammar
+if TYPE_CHECKING:  # loads llguidance
     from engine.grammar.matcher import OutputMatcher
 
 

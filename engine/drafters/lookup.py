@@ -2,24 +2,27 @@
 outputs of its scope as well (suffix, as in SuffixDecoding)."""
 
 from collections.abc import Iterable, Sequence
+from itertools import count
 
+import numpy as np
+
+from engine.drafters.lookup_chain import LookupChain, SearchSettings, compile_kernels, grow
 from engine.drafters.lookup_confidence import LookupCalibration
-from engine.drafters.lookup_levels import prune_by_levels
-from engine.drafters.lookup_tree import (
-    LookupTree,
-    SearchSettings,
-    compile_kernels,
-    grow,
-    keep_nodes,
-)
 from engine.drafters.past_outputs import PastOutputs
 from engine.drafters.text_index import TextIndex
 from engine.grammar.compiler import Grammars
 from engine.grammar.gate import Matchers
-from engine.protocol import ContinueDrafting, Draft, DraftOrder, Missing, NoRoom, to_ordered_depth
-from engine.scopes import SHARED, Scope
+from engine.protocol import (
+    ContinueDrafting,
+    Draft,
+    DraftOrder,
+    DraftStep,
+    Missing,
+    NoRoom,
+    to_ordered_depth,
+)
 from engine.soft_state import HeldRequest, SoftState
-from policies.tree import ROOT
+from policies.tree import DraftTree
 
 MAX_TENANTS = 256
 """Whose confidences are kept; those of the least recently used are learned again."""
@@ -55,7 +58,8 @@ class LookupDrafter:
             one if isinstance(one, Missing) else self._grow(order, one)
             for order, one in zip(orders, held, strict=True)
         ]
-        return prune_by_levels(orders, grown, continue_drafting)
+        kept = _kept_tokens(orders, grown, continue_drafting)
+        return [_answer(*one) for one in zip(orders, grown, kept, strict=True)]
 
     def forget(self, requests: Iterable[str]) -> None:
         self._state.forget(requests)
@@ -73,7 +77,7 @@ class LookupDrafter:
             del self._calibrations[next(iter(self._calibrations))]
         return calibration
 
-    def _grow(self, order: DraftOrder, held: HeldRequest) -> LookupTree:
+    def _grow(self, order: DraftOrder, held: HeldRequest) -> LookupChain:
         request = order.prefix.request
         if request not in self._own:
             self._own[request] = TextIndex()
@@ -82,25 +86,20 @@ class LookupDrafter:
         scope = held.start.scope
         calibration, past = self._calibration_of(scope.tenant), self._past.index(scope)
         calibration.update(request, held.committed.ids, held.unchanged)
-        weights = calibration.weights
-        grown = grow(own, past, self._settings, weights, order.depth, order.width)
+        grown = grow(own, past, self._settings, calibration.weights, order.depth)
         if held.start.params.grammar is not None:
             grown = self._within_grammar(grown, request, held)
-        calibration.record(request, own.end, grown.tree, grown.kinds)
+        calibration.record(request, own.end, grown.tokens, grown.kinds)
         if grown.past_position >= 0:
             self._past.touch(scope, grown.past_position)
         return grown
 
-    def _within_grammar(self, grown: LookupTree, request: str, held: HeldRequest) -> LookupTree:
-        """Without the nodes that the request's grammar refuses; empty while it compiles."""
-        matcher, tree = self._matchers.follow(request, held), grown.tree
-        kept: list[int] = []
-        if matcher is not None:
-            for node, parent in enumerate(tree.parents.tolist()):
-                path = [int(tree.tokens[step]) for step in tree.path(node)]
-                if (parent == ROOT or parent in kept) and matcher.allows(path):
-                    kept.append(node)
-        return keep_nodes(grown, kept)
+    def _within_grammar(self, grown: LookupChain, request: str, held: HeldRequest) -> LookupChain:
+        """Up to the first token that the request's grammar refuses; empty while it compiles."""
+        matcher, path = self._matchers.follow(request, held), grown.tokens.tolist()
+        if matcher is None:
+            return grown.first(0)
+        return grown.first(matcher.allowed_length(path))
 
     def _drop(self, request: str, held: HeldRequest) -> None:
         self._matchers.forget([request])
@@ -111,53 +110,60 @@ class LookupDrafter:
         self._past.add(scope, held.committed.ids[held.start.prompt_len :])
 
 
-NGRAM_POSITIONS = 8
-
-
 class NgramDrafter(LookupDrafter):
     """A lookup in each request's own text alone."""
 
-    def __init__(
-        self,
-        name: str = "ngram",
-        min_length: int = 1,
-        max_length: int = 4,
-        max_requests: int = 1024,
-        grammars: Grammars | None = None,
-    ) -> None:
-        if not 1 <= min_length <= max_length:
-            raise ValueError(f"1 <= min_length <= max_length, got {min_length} and {max_length}")
-        settings = SearchSettings(min_length, max_length, NGRAM_POSITIONS)
-        super().__init__(name, settings, max_requests, 0, grammars)
-
-
-SUFFIX_POSITIONS = 16
+    def __init__(self, name: str = "ngram", grammars: Grammars | None = None) -> None:
+        super().__init__(name, SearchSettings(4, 8), 1024, 0, grammars)
 
 
 class SuffixDrafter(LookupDrafter):
     """A lookup in each request's own text and in its scope's past outputs.
 
-    An output becomes a past output when its request leaves (`forget`, or eviction) or through
-    `learn`. A new drafter has none, so a benchmark that must not draft from its own answers starts
-    with one.
+    An output becomes a past output when its request leaves (`forget`, or eviction). A new drafter
+    has none, so a benchmark that must not draft from its own answers starts with one.
     """
 
     def __init__(
-        self,
-        name: str = "suffix",
-        past_tokens: int = 100_000,
-        min_match: int = 1,
-        max_match: int = 10,
-        max_requests: int = 256,
-        grammars: Grammars | None = None,
+        self, name: str = "suffix", past_tokens: int = 100_000, grammars: Grammars | None = None
     ) -> None:
         """`past_tokens`: tokens of past outputs kept at most, of all scopes (their memory:
         docs/drafters.md)."""
-        if not 1 <= min_match <= max_match:
-            raise ValueError(f"1 <= min_match <= max_match, got {min_match} and {max_match}")
-        settings = SearchSettings(min_match, max_match, SUFFIX_POSITIONS)
-        super().__init__(name, settings, max_requests, past_tokens, grammars)
+        super().__init__(name, SearchSettings(10, 16), 256, past_tokens, grammars)
 
-    def learn(self, tokens: Sequence[int], scope: Scope = SHARED) -> None:
-        """Adds an output from elsewhere to the past outputs."""
-        self._past.add(scope, tokens)
+
+def _answer(order: DraftOrder, grown: LookupChain | Missing, kept: int) -> Draft | Missing:
+    if isinstance(grown, Missing):
+        return grown
+    prefix = order.prefix
+    nodes = np.arange(kept, dtype=np.int32)
+    tree = DraftTree(grown.tokens[:kept], nodes - 1, nodes + 1, grown.confidence[:kept])
+    return Draft(prefix.request, prefix.attempt, prefix.round, tree)
+
+
+def _kept_tokens(
+    orders: Sequence[DraftOrder],
+    grown: Sequence[LookupChain | Missing],
+    continue_drafting: ContinueDrafting,
+) -> list[int]:
+    """How much of each chain the policy keeps. A lookup grows its whole chain in one call, as that
+    costs next to nothing; the policy then decides token by token, as for a model drafter."""
+    chains = {number: one for number, one in enumerate(grown) if isinstance(one, LookupChain)}
+    if continue_drafting is to_ordered_depth:
+        return [len(chains[n].tokens) if n in chains else 0 for n in range(len(grown))]
+    kept = [0] * len(grown)
+    drafting = list(chains)
+    for depth in count():
+        drafting = [number for number in drafting if len(chains[number].tokens) > depth]
+        if not drafting:
+            return kept
+        step = DraftStep(
+            depth,
+            [orders[number].prefix.request for number in drafting],
+            [chains[number].path_confidence[max(depth - 1, 0) : depth] for number in drafting],
+        )
+        answers = zip(drafting, continue_drafting(step), strict=True)
+        drafting = [number for number, more in answers if more]
+        for number in drafting:
+            kept[number] = depth + 1
+    return kept

@@ -19,7 +19,6 @@ from numba import njit
 from numpy.typing import NDArray
 
 from engine.drafters.text_index import Tokens
-from policies.tree import ROOT, DraftTree
 
 TEXTS = OWN, PAST = 0, 1
 EvidenceKinds = NDArray[np.int16]
@@ -66,8 +65,8 @@ def _initial_weights() -> Weights:
 
 class _Proposal(NamedTuple):
     base: int
-    """The number of committed tokens that the tree continues."""
-    tree: DraftTree
+    """The number of committed tokens that the chain continues."""
+    tokens: Tokens
     kinds: EvidenceKinds
 
 
@@ -79,9 +78,9 @@ class LookupCalibration:
         self._proposals: dict[str, _Proposal] = {}
         """The latest proposal of each request."""
 
-    def record(self, request: str, base: int, tree: DraftTree, kinds: EvidenceKinds) -> None:
-        """Keeps the tree proposed after `base` committed tokens, before the policy prunes it."""
-        self._proposals[request] = _Proposal(base, tree, kinds)
+    def record(self, request: str, base: int, tokens: Tokens, kinds: EvidenceKinds) -> None:
+        """Keeps the chain proposed after `base` committed tokens, before the policy cuts it."""
+        self._proposals[request] = _Proposal(base, tokens, kinds)
 
     def update(self, request: str, committed: Sequence[int], unchanged: int) -> None:
         """Compares the latest proposal with the tokens that were committed after its base.
@@ -90,11 +89,10 @@ class LookupCalibration:
         proposal after tokens that have been rewritten is dropped.
         """
         proposal = self._proposals.pop(request, None)
-        if proposal is not None and len(proposal.tree) and proposal.base <= unchanged:
-            tree = proposal.tree
-            end = proposal.base + int(tree.depth[-1])
+        if proposal is not None and len(proposal.tokens) and proposal.base <= unchanged:
+            end = proposal.base + len(proposal.tokens)
             following = np.array(committed[proposal.base : end], np.int32)
-            update_weights(self.weights, tree.tokens, tree.parents, proposal.kinds, following)
+            update_weights(self.weights, proposal.tokens, proposal.kinds, following)
 
     def forget(self, request: str) -> None:
         self._proposals.pop(request, None)
@@ -128,27 +126,20 @@ def confidence_of(weights: Weights, own: int, past: int) -> float:
 
 @njit(cache=True)
 def update_weights(
-    weights: Weights, tokens: Tokens, parents: Tokens, kinds: EvidenceKinds, following: Tokens
+    weights: Weights, tokens: Tokens, kinds: EvidenceKinds, following: Tokens
 ) -> None:
-    """One gradient step for each node whose parent was right, whether or not it was verified.
+    """One gradient step for each token up to the first wrong one, whether or not it was verified.
 
-    `following` are the tokens that were committed after the tree's root.
+    `following` are the tokens that were committed after the chain's root.
     """
-    right = np.zeros(len(tokens), np.bool_)
-    depth = np.zeros(len(tokens), np.int64)
-    for node in range(len(tokens)):
-        parent = parents[node]
-        if parent != ROOT:
-            if not right[parent]:
-                continue
-            depth[node] = depth[parent] + 1
-        if depth[node] >= len(following):
-            continue
-        right[node] = tokens[node] == following[depth[node]]
+    for node in range(min(len(tokens), len(following))):
+        right = tokens[node] == following[node]
         own, past = kinds[node]
-        error = (1.0 if right[node] else 0.0) - confidence_of(weights, own, past)
+        error = (1.0 if right else 0.0) - confidence_of(weights, own, past)
         for text, kind in ((OWN, own), (PAST, past)):
             weight = weights[text, kind]
             step = max(_FIRST_STEP / (1.0 + weight[1] / _STEP_HALF_LIFE), _MIN_STEP)
             weight[0] += step * error
             weight[1] += 1.0
+        if not right:
+            return

@@ -1,7 +1,8 @@
-"""Compiles output grammars for one tokenizer, on a thread, with a bounded cache.
+"""Compiles output grammars for one tokenizer with llguidance, on a thread, with a bounded cache.
 
-The tokenizer and xgrammar are loaded on that thread too, with the first grammar or ahead of it.
-Where the time to compile is bounded, grammars are tried first (engine/grammar/trial.py).
+The tokenizer and llguidance are loaded on that thread too, with the first grammar or ahead of it.
+llguidance itself refuses what it would follow only in part, and bounds what compiling a grammar and
+following it may take.
 """
 
 import asyncio
@@ -9,46 +10,48 @@ import re
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Self
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from cluster.checkpoint_files import has_tokenizer
 from engine.errors import InvalidRequest
-from engine.grammar.spec import OutputGrammar, check_grammar, check_length
+from engine.grammar.spec import OutputGrammar, check_grammar
 
 if TYPE_CHECKING:
-    import xgrammar
-
-    from engine.grammar.trial import Trial
+    import llguidance
 
 MAX_COMPILED = 256
-MAX_COMPILED_BYTES = 128 * 2**20
-"""For all compiled grammars that are kept: one takes 2 MB with its whitespace, or more."""
-_PLACE_IN_SOURCE = re.compile(r"^(\[[\d:]+\] \S+:\d+: )?")
+MAX_STATES = 20_000
+"""Of one grammar's automaton, which take one or two kilobytes each."""
+WHITESPACE = r"[ \n\r\t]{0,16}"
+"""Between two elements of JSON; bounded, so that a model cannot go on with spaces for ever."""
 _MAX_MESSAGE = 300
+_END = "<|spindle: end of output|>"
+
+
+class Compiled(NamedTuple):
+    matcher: "llguidance.LLMatcher"
+    """At the beginning of an output; to be copied."""
+    end: int
+    """llguidance's token for the end of an output, behind all others: stop tokens are those of each
+    request, which its matcher sees to."""
 
 
 class Grammars:
     """Grammars compiled for the tokenizer of a checkpoint."""
 
-    def __init__(self, checkpoint: Path, vocab_size: int, compile_s: float | None = None) -> None:
-        """`compile_s`: processor time that checking and compiling one grammar may take; None: any,
-        for grammars that another process has compiled before."""
+    def __init__(self, checkpoint: Path, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self._checkpoint = checkpoint
-        self._compiler: xgrammar.GrammarCompiler | None = None
-        self._compile_s = compile_s
-        self._trial: Trial | None = None
+        self._tokenizer: llguidance.LLTokenizer | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._lock = Lock()
-        self._compiled: dict[OutputGrammar, Future[xgrammar.CompiledGrammar]] = {}
+        self._compiled: dict[OutputGrammar, Future[Compiled]] = {}
         """Least recently used first."""
 
     @classmethod
-    def of(cls, checkpoint: Path, vocab_size: int, compile_s: float | None = None) -> Self | None:
+    def of(cls, checkpoint: Path, vocab_size: int) -> Self | None:
         """None for a checkpoint without a tokenizer, which could not read any grammar."""
-        return cls(checkpoint, vocab_size, compile_s) if has_tokenizer(checkpoint) else None
+        return cls(checkpoint, vocab_size) if has_tokenizer(checkpoint) else None
 
     async def check(self, grammar: OutputGrammar) -> None:
         """Raises InvalidRequest naming the client's field if the grammar cannot be followed."""
@@ -60,71 +63,87 @@ class Grammars:
             error.__traceback__ = None
             raise grammar.invalid(error.problem) from None
 
-    def close(self) -> None:
-        """Ends the process in which grammars are tried, if there is one."""
-        if self._trial is not None:
-            self._trial.close()
-
     def has(self, grammar: OutputGrammar) -> bool:
         """Whether it has been compiled, or waits for it."""
         return grammar in self._compiled
 
-    def load_ahead(self) -> "Future[xgrammar.GrammarCompiler]":
+    def load_ahead(self) -> "Future[llguidance.LLTokenizer]":
         """Loads what every grammar needs, so that the first one does not wait for it. An error is
         raised again for the first one."""
         return self._thread.submit(self._loaded)
 
-    def compile(self, grammar: OutputGrammar) -> "Future[xgrammar.CompiledGrammar]":
+    def compile(self, grammar: OutputGrammar) -> Future[Compiled]:
         """The compiled grammar, or InvalidRequest, as soon as it is there."""
         with self._lock:
             compiled = self._compiled.pop(grammar, None)
             if compiled is None:
                 compiled = self._thread.submit(self._compile, grammar)
             self._compiled[grammar] = compiled
-            while len(self._compiled) > 1 and self._is_full():
+            if len(self._compiled) > MAX_COMPILED:
                 del self._compiled[next(iter(self._compiled))]
         return compiled
 
-    def _is_full(self) -> bool:
-        kept = [one for one in self._compiled.values() if one.done() and not one.exception()]
-        taken = sum(one.result().memory_size_bytes for one in kept)
-        return len(self._compiled) > MAX_COMPILED or taken > MAX_COMPILED_BYTES
+    def _compile(self, grammar: OutputGrammar) -> Compiled:
+        from llguidance import LLMatcher, LLParserLimits
 
-    def _compile(self, grammar: OutputGrammar) -> "xgrammar.CompiledGrammar":
-        from engine.grammar.compile_call import compile_with
-
-        check_length(grammar)
-        compiler = self._loaded()
-        if self._trial is None:
-            check_grammar(grammar)
-        else:
-            self._trial.check(grammar)
+        check_grammar(grammar)
+        tokenizer = self._loaded()
+        limits = LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
         try:
-            compiled = compile_with(compiler, grammar)
-        except Exception as error:  # of its C++ code, RuntimeError mostly
-            problem = _PLACE_IN_SOURCE.sub("", str(error).strip())
-            raise grammar.invalid(f"cannot be compiled: {problem[:_MAX_MESSAGE]}") from None
-        if not allows_output(compiled, self.vocab_size):
+            matcher = LLMatcher(tokenizer, definition(grammar), log_level=0, limits=limits)
+            matcher.compute_bitmask()  # finds what no output can begin with
+            problem = matcher.get_error()
+        except Exception as error:  # some of its functions in Python raise nothing more precise
+            problem = str(error)
+        if problem.startswith("NoExtension"):
             raise grammar.invalid("allows no output: no token can begin one")
-        return compiled
+        if problem:
+            raise grammar.invalid(f"cannot be compiled: {problem[:_MAX_MESSAGE]}")
+        return Compiled(matcher, tokenizer.eos_token)
 
-    def _loaded(self) -> "xgrammar.GrammarCompiler":
-        """Loads the compiler at the first call. Runs on the thread only."""
-        if self._compiler is None:
-            from engine.grammar.compile_call import make_compiler
-            from engine.grammar.trial import Trial
-            from engine.grammar.vocabulary import token_texts
+    def _loaded(self) -> "llguidance.LLTokenizer":
+        """Loads the tokenizer at the first call. Runs on the thread only."""
+        if self._tokenizer is None:
+            from llguidance.hf import from_tokenizer
 
-            vocabulary = token_texts(self._checkpoint, self.vocab_size)
-            if self._compile_s is not None:
-                self._trial = Trial(vocabulary, self._compile_s)
-            self._compiler = make_compiler(vocabulary)
-        return self._compiler
+            from engine.tokenizer import load_tokenizer
+
+            tokenizer = load_tokenizer(self._checkpoint)
+            tokenizer.backend_tokenizer.add_special_tokens([_END])
+            end = tokenizer.backend_tokenizer.token_to_id(_END)
+            self._tokenizer = from_tokenizer(tokenizer, max(self.vocab_size, end + 1), end)
+        return self._tokenizer
 
 
-def allows_output(compiled: "xgrammar.CompiledGrammar", vocab_size: int) -> bool:
-    import xgrammar
+def definition(grammar: OutputGrammar) -> str:
+    """In llguidance's own form. Raises ValueError."""
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import gbnf_to_lark
 
-    matcher = xgrammar.GrammarMatcher(compiled)
-    words = np.zeros((1, -(-vocab_size // 32)), np.int32)
-    return not matcher.fill_next_token_bitmask(words) or bool(words.any())
+    match grammar.kind:
+        case "json_object" | "json_schema":
+            schema = "{}" if grammar.schema.strip() == "true" else grammar.schema
+            return LLMatcher.grammar_from_json_schema(
+                schema, overrides={"whitespace_pattern": WHITESPACE}
+            )
+        case "regex":
+            return LLMatcher.grammar_from_regex(_CLASS.sub(_ascii_class, grammar.text))
+        case "choice":
+            return LLMatcher.grammar_from_regex("|".join(map(_escaped, grammar.choices)))
+        case "grammar":
+            return LLMatcher.grammar_from_lark(gbnf_to_lark(grammar.text))
+
+
+_CLASS = re.compile(r"\\(.)", re.DOTALL)
+_DIGIT, _WORD = "0-9", "0-9A-Za-z_"
+_ASCII = {"d": f"[{_DIGIT}]", "D": f"[^{_DIGIT}]", "w": f"[{_WORD}]", "W": f"[^{_WORD}]"}
+
+
+def _ascii_class(escape: re.Match[str]) -> str:
+    """Digits and letters are those of ASCII, as in the patterns of a schema."""
+    return _ASCII.get(escape[1], escape[0])
+
+
+def _escaped(text: str) -> str:
+    """A pattern that only this text matches."""
+    return "".join(sign if sign.isalnum() else f"\\u{{{ord(sign):x}}}" for sign in text)

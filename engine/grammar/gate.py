@@ -12,7 +12,7 @@ from engine.grammar.compiler import Grammars
 from engine.protocol import Failed, Missing, Verdict, VerifyOrder
 from engine.soft_state import HeldRequest
 
-if TYPE_CHECKING:  # loads xgrammar
+if TYPE_CHECKING:  # loads llguidance
     from engine.grammar.matcher import OutputMatcher
 
 WAIT_S = 0.1

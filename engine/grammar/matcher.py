@@ -10,10 +10,10 @@ from operator import eq
 from time import thread_time
 
 import numpy as np
-import xgrammar
 from numpy.typing import NDArray
 
 from engine.errors import SpindleError
+from engine.grammar.compiler import Compiled
 from engine.sampling.params import SamplingParams
 
 Words = NDArray[np.int32]
@@ -24,8 +24,9 @@ class GrammarViolated(SpindleError):
     """Committed tokens are not of the grammar: they were not chosen under it."""
 
 
-class GrammarTooSlow(SpindleError):
-    """So many ways to read the output are open that each token takes longer than the last one."""
+class GrammarStuck(SpindleError):
+    """An output cannot be followed: its grammar allows nothing after it, or has so many ways to
+    read it that this takes too long."""
 
 
 MOST_S = 1.0
@@ -36,12 +37,10 @@ square of the output, while all other requests of the batch wait."""
 
 
 class OutputMatcher:
-    def __init__(
-        self, compiled: xgrammar.CompiledGrammar, params: SamplingParams, vocab_size: int
-    ) -> None:
+    def __init__(self, compiled: Compiled, params: SamplingParams, vocab_size: int) -> None:
         """`params`: as admitted, with the model's own stop tokens."""
-        self._matcher = xgrammar.GrammarMatcher(compiled)
-        self._special = frozenset(compiled.tokenizer_info.special_token_ids)
+        self._end = compiled.end
+        self._matcher = compiled.matcher.deep_copy()
         self._words = -(-vocab_size // 32)
         self._stops = frozenset(params.stop_token_ids)
         self._stop_bits = _bits(params.stop_token_ids, self._words)
@@ -57,7 +56,7 @@ class OutputMatcher:
 
     def follow(self, output: Sequence[int]) -> None:
         """Sets the output tokens after which masks are made. Raises GrammarViolated, or
-        GrammarTooSlow, as do the other methods."""
+        GrammarStuck, as do the other methods."""
         self._advance(output)
         if len(self._tokens) < len(output):
             raise GrammarViolated(f"output token {len(self._tokens)} is not allowed")
@@ -68,16 +67,21 @@ class OutputMatcher:
         is not allowed, or ends the output, so that nothing after it is ever read."""
         if not self.allows(path) or self._ended:
             return None
-        words = np.zeros((1, self._words), np.int32)
         begun = thread_time()
-        self._matcher.fill_next_token_bitmask(words)
+        words = np.frombuffer(self._matcher.compute_bitmask(), np.int32)[: self._words].copy()
         self._spend(thread_time() - begun)
-        return self._with_stops(words[0])
+        place, bit = divmod(self._end, 32)
+        words[place:] &= (1 << bit) - 1  # there is no token behind it in the last word
+        return self._with_stops(words)
 
     def allows(self, path: Sequence[int]) -> bool:
         """Whether the output may go on with this path; faster than its mask."""
+        return self.allowed_length(path) == len(path)
+
+    def allowed_length(self, path: Sequence[int]) -> int:
+        """How many of the path's tokens the output may go on with."""
         self._advance(path, self._output)
-        return len(self._tokens) == self._output + len(path)
+        return len(self._tokens) - self._output
 
     def forced(self, path: Sequence[int], most: int) -> list[int]:
         """The tokens after the output and `path` of which each is the only one allowed there, up
@@ -107,29 +111,15 @@ class OutputMatcher:
                 return
             begun = now
 
-    def _spend(self, seconds: float) -> None:
-        self._spent_s += seconds
-        most_s = MOST_S + MOST_PER_TOKEN_S * len(self._tokens)
-        if self._spent_s > most_s:
-            raise GrammarTooSlow(f"{len(self._tokens)} tokens took {self._spent_s:.1f} s to follow")
-
     def _accept(self, token: int) -> bool:
         if self._ended:
             return False
-        if token in self._stops and self._matcher.is_completed():
+        if token in self._stops and self._matcher.is_accepting():
             self._ended = True
-        elif token in self._special and not self._masked_in(token):
-            return False  # xgrammar would print a warning for each that a drafter proposes
-        elif not self._matcher.accept_token(token):
+        elif not self._matcher.try_consume_tokens([token]):
             return False
         self._tokens.append(token)
         return True
-
-    def _masked_in(self, token: int) -> bool:
-        words = np.zeros((1, self._words), np.int32)
-        if not self._matcher.fill_next_token_bitmask(words):
-            return True  # everything is allowed
-        return bool(words[0, token // 32] >> token % 32 & 1)
 
     def _roll_back(self, count: int) -> None:
         if count == 0:
@@ -138,10 +128,18 @@ class OutputMatcher:
         self._matcher.rollback(count - self._ended)
         self._ended = False
 
+    def _spend(self, seconds: float) -> None:
+        """Also raises what llguidance has found: one of its own limits."""
+        self._spent_s += seconds
+        if self._matcher.is_error():
+            raise GrammarStuck(self._matcher.get_error())
+        if self._spent_s > MOST_S + MOST_PER_TOKEN_S * len(self._tokens):
+            raise GrammarStuck(f"{len(self._tokens)} tokens took {self._spent_s:.1f} s to follow")
+
     def _with_stops(self, words: Words) -> Words:
         """Stop tokens are allowed where the text is complete. Before `min_tokens`, and with
         `ignore_eos`, only where nothing else is, as they are where the grammar allows nothing."""
-        if self._matcher.is_completed():
+        if self._matcher.is_accepting():
             words |= self._stop_bits
         if self._never_stops or len(self._tokens) < self._min_tokens:
             others = words & ~self._stop_bits

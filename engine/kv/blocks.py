@@ -6,10 +6,9 @@ that prefix until its memory is needed.
 """
 
 from array import array
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from itertools import chain
 
 from engine.errors import OutOfBlocks
 from engine.scopes import Holdings
@@ -121,24 +120,6 @@ class BlockPool:
 
     def is_shared(self, block: int) -> bool:
         return self._users[block] > 1
-
-    def digest(self, block: int) -> Digest | None:
-        return self._digests[block]
-
-    def check(self, users: dict[int, int]) -> None:
-        """Asserts that no block leaked, given how many requests hold each block."""
-        free, cached = set(self._free), set(chain(*self._cached.values()))
-        assert len(free) == self.free, "a block is free twice"
-        assert {block: n for block, n in enumerate(self._users) if n} == users, "wrong user count"
-        assert free.isdisjoint(cached), "a block is both free and cached"
-        assert users.keys().isdisjoint(free | cached), "a block is used, yet free or cached"
-        assert len(users) + len(free) + len(cached) == len(self), "free + used + cached ≠ total"
-        published = {digest: block for block, digest in enumerate(self._digests) if digest}
-        assert published == self._published, "prefix cache and blocks disagree"
-        assert cached <= set(published.values()), "a cached block is not published"
-        assert free.isdisjoint(published.values()), "a free block is published"
-        owners = Counter(owner for block, owner in enumerate(self._owners) if block not in free)
-        assert owners == self._holdings.held, "a tenant holds other blocks than it is charged for"
 
     def _evict(self) -> None:
         block = next(iter(self._cached[self._holdings.gives_room(self._cached)]))

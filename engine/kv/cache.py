@@ -9,7 +9,6 @@ Not thread-safe: a pool belongs to the thread that runs its model.
 
 import math
 import mmap
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -19,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.errors import OutOfBlocks
 from engine.kv.blocks import BlockPool, Digest, block_digest, chain_digests
 from engine.scopes import SHARED, Scope
 
@@ -46,8 +44,6 @@ class _Entry:
     scope: Scope
     tail: int = 0
     """The number of tail rows."""
-    swapped: bool = False
-    """If so, `blocks` and `slots` are in host memory and the tail is empty."""
     blocks: list[int] = field(default_factory=list)
     slots: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     """The slots of all rows in `blocks`, then unused entries to grow into."""
@@ -65,23 +61,18 @@ class KVCache:
         shape: KVShape,
         blocks: int,
         block_size: int = 16,
-        swap_blocks: int = 0,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.shape = shape
         self.block_size = block_size
         self._pool = BlockPool(blocks, clock)
-        self._host_pool = BlockPool(swap_blocks, clock)
-        self._storage = _allocate(shape, blocks * block_size, shape.device)
-        self._host_storage = _allocate(shape, swap_blocks * block_size, torch.device("cpu"))
+        self._storage = _allocate(shape, blocks * block_size)
         self.pool = self._storage.unflatten(-1, (shape.kv_heads, shape.head_dim))
         """[2 · layers, slots, kv_heads, head_dim], keys and values of a layer side by side."""
         self.k: list[Tensor] = list(self.pool[0::2])
         """Per layer: [slots, kv_heads, head_dim]."""
         self.v: list[Tensor] = list(self.pool[1::2])
         self._entries: dict[str, _Entry] = {}
-        self.swaps = 0
-        """Requests that were swapped out."""
 
     @property
     def capacity(self) -> int:
@@ -112,12 +103,9 @@ class KVCache:
         """The number of tail rows."""
         return self._entries[request].tail
 
-    def is_swapped(self, request: str) -> bool:
-        return self._entries[request].swapped
-
     def slots(self, request: str) -> NDArray[np.int64]:
         """The slots of all committed and tail rows, a view valid until the next change."""
-        entry = self._resident(request)
+        entry = self._entries[request]
         return entry.slots[: entry.rows]
 
     def open(self, request: str, tokens: Sequence[int], scope: Scope = SHARED) -> int:
@@ -141,7 +129,7 @@ class KVCache:
 
         Raises OutOfBlocks and changes nothing when neither free nor cached blocks are left.
         """
-        entry = self._resident(request)
+        entry = self._entries[request]
         if rows < 0:
             raise ValueError(f"{rows} rows to reserve")
         first = entry.rows
@@ -162,7 +150,7 @@ class KVCache:
 
     def unreserve(self, request: str, rows: int) -> None:
         """Removes the last `rows` tail rows, as when the pool had no room for another request."""
-        entry = self._resident(request)
+        entry = self._entries[request]
         if not 0 <= rows <= entry.tail:
             raise ValueError(f"{rows} rows to take back from a tail of {entry.tail}")
         entry.tail -= rows
@@ -173,7 +161,7 @@ class KVCache:
 
         They are moved right after the committed rows, and the rest of the tail is dropped.
         """
-        entry = self._resident(request)
+        entry = self._entries[request]
         count = len(keep)
         if count != len(tokens):
             raise ValueError(f"{count} rows to keep for {len(tokens)} tokens")
@@ -201,85 +189,7 @@ class KVCache:
         """Removes a request; its full blocks stay cached. Unknown requests are no error."""
         entry = self._entries.pop(request, None)
         if entry is not None:
-            self._pool_of(entry).release(entry.blocks)
-
-    def swap_out(self, request: str) -> None:
-        """Moves the committed rows to host memory and drops the tail (LAPS-SD's preemption).
-
-        Shared blocks stay in the pool for their other users. Raises OutOfBlocks and changes
-        nothing when host memory is full. Does nothing if the request is swapped out already.
-        """
-        entry = self._entries[request]
-        if entry.swapped:
-            return
-        length = len(entry.tokens)
-        host_blocks = self._host_pool.allocate(self._blocks_for(length), entry.scope.tenant)
-        entry.tail = 0
-        source = entry.slots[:length].copy()
-        self._pool.release(entry.blocks)
-        entry.blocks = []
-        self._append(entry, host_blocks)
-        entry.swapped = True
-        self.swaps += 1
-        _copy_rows(self._storage, source, self._host_storage, entry.slots[:length])
-
-    def swap_in(self, request: str) -> None:
-        """Moves a request back into the pool; full blocks still in the prefix cache are shared.
-
-        Raises OutOfBlocks and changes nothing when the pool has no room. Does nothing if the
-        request is not swapped out.
-        """
-        entry = self._entries[request]
-        if not entry.swapped:
-            return
-        length = len(entry.tokens)
-        shared = self._pool.share_prefix(entry.digests)
-        try:
-            fresh = self._pool.allocate(len(entry.blocks) - len(shared), entry.scope.tenant)
-        except OutOfBlocks:
-            self._pool.release(shared)
-            raise
-        first = len(shared) * self.block_size
-        source = entry.slots[first:length].copy()
-        self._host_pool.release(entry.blocks)
-        entry.blocks = []
-        self._append(entry, [*shared, *fresh])
-        entry.swapped = False
-        _copy_rows(self._host_storage, source, self._storage, entry.slots[first:length])
-        for block, digest in zip(entry.blocks, entry.digests, strict=False):
-            self._pool.publish(block, digest)
-
-    def check(self) -> None:
-        """Asserts the pool's integrity; for tests."""
-        pool_users: Counter[int] = Counter()
-        host_users: Counter[int] = Counter()
-        for request, entry in self._entries.items():
-            blocks = np.array(entry.blocks, np.int64)
-            assert len(blocks) == self._blocks_for(entry.rows), f"{request}: wrong block count"
-            room = len(blocks) * self.block_size
-            assert np.array_equal(entry.slots[:room], self._slots_in(entry.blocks)), request
-            root = entry.scope.digest
-            assert entry.digests == chain_digests(entry.tokens, self.block_size, root), request
-            (host_users if entry.swapped else pool_users).update(entry.blocks)
-            if entry.swapped:
-                assert entry.tail == 0, f"{request}: a swapped request has a tail"
-                continue
-            for block, digest in zip(entry.blocks, entry.digests, strict=False):
-                assert self._pool.digest(block) in (None, digest), f"{request}: wrong digest"
-            for block in set(entry.blocks[len(entry.tokens) // self.block_size :]):
-                writable = not self._pool.is_shared(block) and self._pool.digest(block) is None
-                assert writable or entry.tail == 0, f"{request}: writes a shared block"
-        self._pool.check(dict(pool_users))
-        self._host_pool.check(dict(host_users))
-
-    def _resident(self, request: str) -> _Entry:
-        entry = self._entries[request]
-        if entry.swapped:
-            raise ValueError(f"request {request!r} is swapped out")
-        return entry
-
-    def _pool_of(self, entry: _Entry) -> BlockPool:
-        return self._host_pool if entry.swapped else self._pool
+            self._pool.release(entry.blocks)
 
     def _blocks_for(self, rows: int) -> int:
         return -(-rows // self.block_size)
@@ -303,19 +213,25 @@ class KVCache:
         """Releases the blocks after the entry's last row."""
         needed = self._blocks_for(entry.rows)
         if needed < len(entry.blocks):
-            self._pool_of(entry).release(entry.blocks[needed:])
+            self._pool.release(entry.blocks[needed:])
             del entry.blocks[needed:]
 
     def _replace_last(self, entry: _Entry, block: int) -> None:
         """Copies the entry's last, shared block to `block` (copy on write)."""
         shared = entry.blocks.pop()
         self._append(entry, [block])
-        _copy_rows(self._storage, self._slots_in([shared]), self._storage, self._slots_in([block]))
+        self._copy(self._slots_in([shared]), self._slots_in([block]))
         self._pool.release([shared])
 
     def _move(self, entry: _Entry, start: int, keep: Sequence[int]) -> None:
         source = entry.slots[start + np.array(keep, np.int64)]
-        _copy_rows(self._storage, source, self._storage, entry.slots[start : start + len(keep)])
+        self._copy(source, entry.slots[start : start + len(keep)])
+
+    def _copy(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> None:
+        """All source slots are read before any target is written, so they may overlap."""
+        device = self.shape.device
+        rows = self._storage.index_select(1, torch.from_numpy(source).to(device))
+        self._storage.index_copy_(1, torch.from_numpy(target).to(device), rows)
 
     def _publish_full(self, entry: _Entry) -> None:
         """Enters blocks that are now full of committed rows into the prefix cache."""
@@ -327,24 +243,15 @@ class KVCache:
             self._pool.publish(entry.blocks[index], digest)
 
 
-def _allocate(shape: KVShape, slots: int, device: torch.device) -> Tensor:
+def _allocate(shape: KVShape, slots: int) -> Tensor:
     """[2 · layers, slots, kv_heads · head_dim], keys and values of a layer side by side.
 
     One tensor, so that one index copy moves a row in all layers. Zeros, as a layout may read a row
     that is masked by a weight of 0, and 0 · NaN is NaN.
     """
     sizes = 2 * shape.layers, slots, shape.kv_heads * shape.head_dim
-    if device.type != "cpu" or not slots:
-        return torch.zeros(sizes, dtype=shape.dtype, device=device)
+    if shape.device.type != "cpu" or not slots:
+        return torch.zeros(sizes, dtype=shape.dtype, device=shape.device)
     # Pages of a mapping take memory when they are first written.
     memory = mmap.mmap(-1, math.prod(sizes) * shape.dtype.itemsize)
     return torch.frombuffer(memory, dtype=shape.dtype).view(sizes)
-
-
-def _copy_rows(
-    source: Tensor, source_slots: NDArray[np.int64], target: Tensor, target_slots: NDArray[np.int64]
-) -> None:
-    """All sources are read before any target is written, so they may overlap."""
-    rows = source.index_select(1, torch.from_numpy(source_slots).to(source.device))
-    slots = torch.from_numpy(target_slots).to(target.device)
-    target.index_copy_(1, slots, rows.to(target.device))

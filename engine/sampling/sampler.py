@@ -92,16 +92,13 @@ def candidates(
 
 def logprobs(logits_row: Tensor, token: int, top_n: int) -> TokenLogprobs:
     """Log-probabilities under the model's own distribution, before any transform."""
-    scores = torch.log_softmax(logits_row.float(), -1)
-    best = scores.topk(top_n)
-    top = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return TokenLogprobs(float(scores[token]), tuple(top))
+    return logprobs_of_rows(logits_row[None], [token], top_n)[0]
 
 
 def logprobs_of_rows(
     logits: Tensor, tokens: Sequence[int], top_n: int
 ) -> tuple[TokenLogprobs, ...]:
-    """Like `logprobs`, for one token per row of `logits`: faster for many rows, slower for one."""
+    """Like `logprobs`, for one token per row of `logits`."""
     listed: list[TokenLogprobs] = []
     for first in range(0, len(tokens), _LISTED_ROWS):
         scores = torch.log_softmax(logits[first : first + _LISTED_ROWS].float(), -1)

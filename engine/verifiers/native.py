@@ -153,11 +153,6 @@ class NativeVerifier:
             if request in kv:
                 kv.truncate(request, min(kv.length(request), self._state[request].unchanged))
 
-    def swap_out(self, request: str) -> None:
-        """Moves a request's KV to host memory; its next order brings it back."""
-        if request in self._model.kv:
-            self._model.kv.swap_out(request)
-
     def _release(self, request: str, _held: HeldRequest) -> None:
         self._model.kv.release(request)
         self._gate.forget([request])
@@ -196,7 +191,6 @@ class NativeVerifier:
         """Runs as many orders as the KV pool has room for, evicting idle requests first."""
         while works:
             try:
-                self._swap_in(works)
                 segments, states = [self._segment(work) for work in works], _requested_states(works)
                 logits = self._model.forward(segments, states)
             except OutOfBlocks:
@@ -209,23 +203,14 @@ class NativeVerifier:
             return works, logits, states
         return works, torch.empty(0, self.vocab_size), None
 
-    def _swap_in(self, works: list[_Work]) -> None:
-        for work in works:
-            if self._model.kv.is_swapped(work.request):
-                self._model.kv.swap_in(work.request)
-
     def _evict_idle(self, running: set[str]) -> bool:
-        """Moves the KV of the least recently used request outside this batch to host memory;
-        forgets the request if host memory is full too."""
+        """Forgets the least recently used request outside this batch; its full blocks stay in the
+        prefix cache until their room is needed."""
         kv = self._model.kv
-        for request in self._state:
-            if request not in running and request in kv and not kv.is_swapped(request):
-                try:
-                    kv.swap_out(request)
-                except OutOfBlocks:
-                    self._state.forget([request])
-                return True
-        return False
+        idle = next((one for one in self._state if one not in running and one in kv), None)
+        if idle is not None:
+            self._state.forget([idle])
+        return idle is not None
 
     def _segment(self, work: _Work) -> Segment:
         cached, entering, nodes = (

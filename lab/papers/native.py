@@ -19,6 +19,7 @@ from cluster.built_in_models import TARGET, model_path
 from engine.model import PackedModel, Segment
 from lab.papers.arrivals import arrivals
 from lab.papers.cells import Cell, settings
+from lab.papers.layouts import LAYOUTS
 
 MODEL = TARGET
 METRICS = ("verify_latency", "peak_memory")
@@ -43,7 +44,7 @@ def measure_native(cells: Collection[Cell]) -> dict[Cell, dict[str, float]]:
 def _compare(arms: Sequence[Cell]) -> dict[Cell, dict[str, float]]:
     model = _model()
     chosen = settings(arms[0].paper).arms
-    layouts = {one: chosen[one.arm].attention for one in arms}
+    layouts = {one: LAYOUTS[chosen[one.arm].attention] for one in arms}
     latency: dict[Cell, list[float]] = {one: [] for one in arms}
     memory: dict[Cell, list[float]] = {one: [] for one in arms}
     for batch in _batches(arms[0], model.max_context):
@@ -52,10 +53,10 @@ def _compare(arms: Sequence[Cell]) -> dict[Cell, dict[str, float]]:
         times: dict[Cell, list[float]] = {one: [] for one in arms}
         for _ in range(_ROUNDS):
             for one, layout in layouts.items():
-                model.layout = layout
+                model.plan = layout
                 times[one].append(seconds(verify))
         for one, layout in layouts.items():
-            model.layout = layout
+            model.plan = layout
             latency[one].append(median(times[one][1:]))
             memory[one].append(_peak_bytes(verify))
         for segment in segments:

@@ -32,7 +32,6 @@ LAPTOP = [parse_node("CPU=2,memory=8GB")]
 H100 = parse_node("CPU=32,GPU=4,memory=256GB,gpu_memory=80GB,accelerator_type:H100=1")
 L4 = parse_node("CPU=4,GPU=1,memory=32GB,gpu_memory=24GB,accelerator_type:L4=1")
 GPU = parse_node("CPU=16,GPU=1,memory=128GB,gpu_memory=80GB")
-CORES = parse_node("CPU=8,memory=64GB")
 EIGHT = parse_node("CPU=96,GPU=8,memory=1000GB,gpu_memory=80GB")
 
 MACHINES: Mapping[str, list[Node]] = {
@@ -42,7 +41,6 @@ MACHINES: Mapping[str, list[Node]] = {
     "cluster/one_process.yaml": LAPTOP,
     "cluster/test.yaml": LAPTOP,
     "cluster/vllm.yaml": LAPTOP,
-    "cluster/recipes/quantized.yaml": [CORES],
     "cluster/recipes/one_gpu.yaml": [GPU],
     "cluster/recipes/code_agent.yaml": [GPU],
     "cluster/recipes/head.yaml": [GPU],

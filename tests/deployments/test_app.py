@@ -42,8 +42,8 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def app(log: Path) -> Iterator[str]:
-    """The zoo's config but for the target's size and dtype, its copy, the port, small limits and
-    fixed policies: verifier, drafters and router in actors of their own."""
+    """The zoo's config but for the target's size and dtype, the port, small limits and fixed
+    policies: verifier, drafters and router in actors of their own."""
     config = yaml.safe_load((ROOT / "cluster" / "zoo.yaml").read_text())
     config["http_options"]["port"] = PORT
     (application,) = config["applications"]
@@ -53,7 +53,6 @@ def app(log: Path) -> Iterator[str]:
         "limits": {"max_batch": 4, "max_waiting": 2, "client_share": 1.0},
         "policies": ARGS["policies"],
     }
-    application["args"]["drafters"].append({"name": "copy", "kind": "quantized"})
     path = log.with_name("cluster.yaml")
     path.write_text(yaml.safe_dump(config))
     # As the Makefile has it.
@@ -123,15 +122,6 @@ def test_a_response_larger_than_serves_default_limit_arrives(app: str) -> None:
     answer = ask(app, prompt=[[5] * 2000] * 4, **fields)
     assert len(answer.content) > 4 * 1024 * 1024
     assert len(answer.json()["choices"]) == 4
-
-
-def test_a_copy_of_the_target_drafts_what_it_says(app: str) -> None:
-    plain, drafted = (
-        ask(app, temperature=0.8, seed=1, speculation=how).json()["choices"][0]
-        for how in ("off", {"drafter": "copy"})
-    )
-    assert drafted["text"] == plain["text"]
-    assert 2 * drafted["spindle"]["accepted"] > drafted["spindle"]["drafted"] > 0
 
 
 def test_slow_connections_are_closed(app: str) -> None:

@@ -12,6 +12,7 @@ from engine.families import stock_logits
 from engine.model import PackedModel, Segment
 from policies.tree import ROOT
 from tests.engine.families import VOCAB
+from tests.engine.kv import integrity
 
 ROUNDS = 4
 
@@ -108,5 +109,5 @@ def largest_error(model: PackedModel, stock: PreTrainedModel, rng: np.random.Gen
                 errors.append(float((logits - torch.stack(expected)).abs().max()))
         for client, chunks in zip(clients, chunking, strict=True):
             client.settle(model, rng, is_chunk=chunks)
-        model.kv.check()
+        integrity.check(model.kv)
     return max(errors)

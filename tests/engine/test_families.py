@@ -40,6 +40,20 @@ REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
         "linear_attention",
     ),
     "qwen3_next": (hf.Qwen3NextConfig(**_LLAMA, num_key_value_heads=2), "linear_attention"),
+    "gemma2": (
+        hf.Gemma2Config(
+            **_LLAMA, num_key_value_heads=2, head_dim=8, attn_logit_softcapping=2.0
+        ),
+        "a cap of its scores; serve it with backend: vllm",
+    ),
+    "gpt_oss": (
+        hf.GptOssConfig(
+            **_LLAMA, num_key_value_heads=2, head_dim=8, num_local_experts=4,
+            num_experts_per_tok=2, layer_types=["sliding_attention", "full_attention"],
+            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        ),
+        "sinks; serve it with backend: vllm",
+    ),
     "bart": (hf.BartConfig(vocab_size=97, d_model=32, is_encoder_decoder=True), "encoder-decoder"),
     "llama": (
         hf.LlamaConfig(**_LLAMA, rope_parameters={"rope_type": "dynamic", **_ROPE}),

@@ -17,13 +17,13 @@ from transformers import PreTrainedModel
 
 from benchmarks.generation import generate
 from cluster.built_in_models import TARGET, model_path
-from engine.attention.layouts import LayoutName
 from engine.hidden_states import HiddenStates
 from engine.model import PackedModel, Segment
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Row, choose
 from engine.verifiers.native import NativeVerifier
 from tests.engine.grammar.oracle import grammars
+from tests.engine.kv import integrity
 from tests.engine.streams import (
     AMPLE,
     DRAFTERS,
@@ -41,42 +41,32 @@ FACTORS = {
     "sampling": ("greedy", "0.7", "1.0", "top_p", "penalties", "schema", "mixed"),
     "drafter": (*DRAFTERS, "none"),
     "shape": ("chain", "tree"),
-    "layout": ("packed", "decomposed", "padded"),
     "batch": ("3", "1", "8", "17"),
     "traffic": ("together", "joining"),
     "lane": ("kept", "switching"),
     "chunk": ("512", "7"),
     "prompts": ("own", "shared"),
-    "memory": ("ample", "swapped", "tight"),
+    "memory": ("ample", "tight"),
 }
 
 
 @cache
-def target(layout: LayoutName, kv_tokens: int) -> PackedModel:
+def target(kv_tokens: int) -> PackedModel:
     return PackedModel.load(
-        model_path(TARGET),
-        dtype=torch.float32,
-        device="cpu",
-        kv_tokens=kv_tokens,
-        layout=layout,
-        swap_tokens=kv_tokens,
+        model_path(TARGET), dtype=torch.float32, device="cpu", kv_tokens=kv_tokens
     )
 
 
 def serve_native(case: Case, seen: Counter[str]) -> dict[str, Request]:
-    layout: LayoutName = case["layout"]  # type: ignore[assignment]  # one of FACTORS
-    model = target(layout, TIGHT if case["memory"] == "tight" else AMPLE)
+    model = target(TIGHT if case["memory"] == "tight" else AMPLE)
     verifier = NativeVerifier(model, grammars())
     rounds = itertools.count(1)
 
     def after_round(name: str) -> None:
-        if case["memory"] == "swapped" and name in model.kv:
-            verifier.swap_out(name)
-            seen["swapped"] += 1
         # Rarely enough that a prompt in small chunks finishes its prefill.
         if case["memory"] == "tight" and next(rounds) % 31 == 0:
             verifier.forget([name])
-        model.kv.check()
+        integrity.check(model.kv)
 
     requests = serve(case, verifier, seen, after_round)
     assert model.kv.used_blocks == 0, "a finished request still holds KV"
@@ -99,7 +89,7 @@ def identity(reference_model: PreTrainedModel) -> Iterator[Identity]:
 def seen() -> Iterator[Counter[str]]:
     counted: Counter[str] = Counter()
     yield counted
-    events = ["pending", "accepted beside the first child", "Missing", "NoRoom", "swapped"]
+    events = ["pending", "accepted beside the first child", "Missing", "NoRoom"]
     events += [f"gained with {name}" for name in FACTORS["drafter"] if name != "none"]
     assert all(counted[event] for event in events), counted
 

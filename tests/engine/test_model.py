@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.layouts import LAYOUTS, LayoutName
 from engine.drafters.loading import load_model_drafter
 from engine.errors import IncompatibleDrafter, IncompleteCheckpoint, OutOfBlocks, UnsupportedModel
 from engine.model import PackedModel, Segment, load_stock
 from policies.tree import ROOT, DraftTree
 from tests.checkpoints import llama
 from tests.engine.families import SUPPORTED, build
+from tests.engine.kv import integrity
 from tests.engine.random_rounds import from_scratch, largest_error
 
 
@@ -23,16 +23,15 @@ def chain(name: str, tokens: list[int], first: int = 0) -> Segment:
     return Segment(name, np.array(tokens, np.int32), positions, None, np.arange(count))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("family", SUPPORTED)
-def test_family_equals_its_stock_model(family: str, layout: LayoutName) -> None:
-    model = PackedModel(build(SUPPORTED[family]), kv_tokens=2048, layout=layout)
+def test_family_equals_its_stock_model(family: str) -> None:
+    model = PackedModel(build(SUPPORTED[family]), kv_tokens=2048)
     assert largest_error(model, model.hf_model, np.random.default_rng(1)) < 1e-4
 
 
 @pytest.fixture(scope="module")
 def packed() -> PackedModel:
-    return PackedModel(llama(), kv_tokens=512, swap_tokens=512)
+    return PackedModel(llama(), kv_tokens=512)
 
 
 @pytest.fixture
@@ -69,10 +68,9 @@ def test_one_flipped_mask_bit_shows(packed: PackedModel, tree_segment: Segment) 
     assert error_of_branch(packed, replace(tree_segment, mask=flipped)) > 1e-3
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_window_counts_positions_and_not_rows(layout: LayoutName) -> None:
+def test_a_window_counts_positions_and_not_rows() -> None:
     """A branch longer than the window, whose rows lie after those of its siblings."""
-    model = PackedModel(build(SUPPORTED["mistral"]), kv_tokens=64, layout=layout)
+    model = PackedModel(build(SUPPORTED["mistral"]), kv_tokens=64)
     siblings, branch = [20, 21, 22, 23, 24, 25], list(range(30, 42))
     parents = [ROOT] * (len(siblings) + 1) + list(range(len(siblings), 17))
     tree = DraftTree.build(siblings + branch, parents, [0.1] * len(parents))
@@ -103,16 +101,14 @@ def test_forward_without_wanted_rows_only_fills_the_cache(packed: PackedModel) -
     packed.kv.release("quiet")
 
 
-def test_adopted_prefix_and_swapped_rows_serve_as_if_computed(packed: PackedModel) -> None:
+def test_an_adopted_prefix_serves_as_if_computed(packed: PackedModel) -> None:
     prompt = list(range(2, 42))
     packed.kv.open("first", [])
     packed.forward([chain("first", prompt)])
     packed.kv.commit("first", range(len(prompt)), prompt)
     adopted = packed.kv.open("second", prompt)
     assert adopted == 32
-    packed.kv.swap_out("second")
     packed.kv.release("first")
-    packed.kv.swap_in("second")
     logits = packed.forward([chain("second", prompt[adopted:], adopted)])[-1]
     packed.kv.release("second")
     expected = from_scratch(packed.hf_model, prompt)
@@ -131,7 +127,7 @@ def test_out_of_blocks_leaves_every_request_as_it_was(packed: PackedModel) -> No
     torch.testing.assert_close(logits, from_scratch(packed.hf_model, [1, 2]), atol=1e-4, rtol=0)
     packed.kv.release("small")
     packed.kv.release("large")
-    packed.kv.check()
+    integrity.check(packed.kv)
 
 
 def test_checkpoint_on_disk_serves_with_its_own_facts(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from engine import profiler
 from engine.model import PackedModel
 from engine.profiler import (
     Grid,
@@ -21,6 +20,7 @@ from engine.profiler import (
 )
 from policies.cost import fit_roofline
 from tests.checkpoints import CONTEXT, llama
+from tests.engine.kv import integrity
 
 GRID = Grid(requests=(1, 3), rows=(1, 4), context=(16, 40), rounds=2)
 
@@ -37,7 +37,7 @@ def test_every_shape_is_measured_once_and_nothing_stays_behind(model: PackedMode
     )
     assert all(sample.seconds > 0 for sample in measured)
     assert model.kv.used_blocks == 0
-    model.kv.check()
+    integrity.check(model.kv)
 
 
 def test_rows_of_the_measurement_are_never_taken_for_a_prompts(model: PackedModel) -> None:
@@ -54,34 +54,11 @@ def test_shapes_too_large_for_the_model_are_left_out(model: PackedModel) -> None
         measure(model, replace(GRID, context=(CONTEXT,)))
 
 
-def test_a_second_profile_comes_from_the_cache(
-    model: PackedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The machine may be busier than it was a moment ago.
-    monkeypatch.setattr(profiler, "_MOST_DEVIATION", 1e3)
+def test_a_second_profile_comes_from_the_cache(model: PackedModel, tmp_path: Path) -> None:
     first = profile(model, "packed", tmp_path, GRID)
     assert profile(model, "packed", tmp_path, GRID) == first
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
     assert 1 <= first.token_budget <= 12
-
-
-@pytest.mark.parametrize("factor", [1000.0, 0.001])
-def test_a_profile_measured_beside_other_work_is_measured_again(
-    model: PackedModel, tmp_path: Path, factor: float
-) -> None:
-    profile(model, "packed", tmp_path, GRID)
-    (path,) = tmp_path.iterdir()
-    content = json.loads(path.read_text())
-    for sample in content["samples"]:
-        sample["seconds"] *= factor
-    path.write_text(json.dumps(content))
-    again = profile(model, "packed", tmp_path, GRID)
-    wrong_s = [sample["seconds"] for sample in content["samples"]]
-    assert all(
-        0.03 < sample.seconds * factor / wrong < 30.0
-        for sample, wrong in zip(again.samples, wrong_s, strict=True)
-    )
-    assert json.loads(path.read_text())["samples"][0]["seconds"] == again.samples[0].seconds
 
 
 @pytest.mark.parametrize("difference", ["setup", "grid", "threads", "model", "dtype"])
@@ -126,16 +103,6 @@ def test_a_file_that_was_not_written_whole_is_measured_again(
 def test_what_cannot_be_kept_is_measured_all_the_same(model: PackedModel, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert profile(model, "packed", tmp_path / "file" / "below", GRID).samples
-
-
-def test_a_file_of_another_key_is_refused_and_named(model: PackedModel, tmp_path: Path) -> None:
-    profile(model, "packed", tmp_path, GRID)
-    (path,) = tmp_path.iterdir()
-    content = json.loads(path.read_text())
-    content["key"]["threads"] += 1
-    path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=path.name):
-        profile(model, "packed", tmp_path, GRID)
 
 
 class Machine:

@@ -1,6 +1,5 @@
 """What a host remembers of requests: right by hash, bounded, and asked for again when lost."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,26 +21,6 @@ class Host:
         answer = self.follow(prefix)
         assert isinstance(answer, HeldRequest)
         return answer
-
-
-def test_deltas_add_up_to_the_committed_tokens() -> None:
-    host, stream = Host(), Stream("a", [5, 6, 7])
-    for new in ([], [8], [9, 10]):
-        stream.committed.extend(new)
-        held = host.follow_held(stream.order(0).prefix)
-        assert held.committed.ids == stream.committed.ids
-        assert held.start.prompt_len == 3
-
-
-def test_an_order_that_goes_back_to_its_base_drops_what_stood_behind_it() -> None:
-    host, stream = Host(), Stream("a", [5, 6, 7, 8])
-    host.follow(stream.order(0).prefix)
-    stream.committed.truncate(2)
-    stream.committed.extend([9])
-    stream.seen = 2
-    held = host.follow_held(stream.order(0).prefix)
-    assert held.committed.ids == [5, 6, 9]
-    assert held.unchanged == 2
 
 
 @given(st.lists(st.integers(0, 2), min_size=1), st.lists(st.integers(0, 2)), st.data())
@@ -123,8 +102,3 @@ def test_forgetting_is_idempotent_and_reports_once() -> None:
     host.state.forget(["a"])
     assert host.dropped == ["a"]
     assert len(host.state) == 0
-
-
-def test_room_for_no_request_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_requests"):
-        SoftState(0, lambda request, held: None)

@@ -48,6 +48,7 @@ from tests import prompt_logprobs
 from tests.actors.coordinator.fake_hosts import Lost, PacedDrafter, PacedVerifier, never
 from tests.actors.coordinator.policies import Touring
 from tests.checkpoints import CONTEXT, VOCAB, blurred, llama
+from tests.engine.kv import integrity
 
 Kind = TypeVar("Kind", bound=Event)
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -76,7 +77,6 @@ class Service:
     own_processors: bool = True
     pipeline: MicroBatchParams = field(default_factory=MicroBatchParams)
     kv_tokens: int = 2048
-    swap_tokens: int = 0
     verifier_lost: Lost = never
     drafter_lost: Lost = never
     drafter_slow: Mapping[int, float] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class Service:
         )
 
     def make_verifier(self) -> NativeVerifier:
-        model = PackedModel(llama(), kv_tokens=self.kv_tokens, swap_tokens=self.swap_tokens)
+        model = PackedModel(llama(), kv_tokens=self.kv_tokens)
         self.targets.append(model)
         return NativeVerifier(model)
 
@@ -133,7 +133,7 @@ class Service:
         """Checks that no KV is held for requests that have left, and closes the coordinator."""
         await asyncio.sleep(1)
         for model in self.targets:
-            model.kv.check()
+            integrity.check(model.kv)
         assert self.targets[-1].kv.used_blocks == 0
         await self.coordinator.close()
 
@@ -177,12 +177,11 @@ async def test_streams_equal_plain_decoding_while_requests_switch_lanes(parts: i
     assert service.seen(Switched)
 
 
-async def test_preempted_and_swapped_requests_continue_where_they_were() -> None:
+async def test_preempted_requests_continue_where_they_were() -> None:
     service = Service(
         schedule=Las(LasParams(quantum_s=0.05)),
         limits=Limits(max_batch=2, kv_tokens=CONTEXT),
         kv_tokens=CONTEXT,
-        swap_tokens=CONTEXT,
     )
     assert await serve_all(service) == plainly(PROMPTS, PARAMS)
     assert service.seen(Preempted)

@@ -40,6 +40,7 @@ from engine.soft_state import EMPTY_HASH
 from engine.verifiers.native import NativeVerifier
 from policies.catalogue import fair, make_schedule, make_selection, make_speculation
 from policies.tree import DraftTree
+from tests.engine.kv import integrity
 from tests.engine.streams import zoo_model
 from tests.engine.verifiers.orders import order
 
@@ -335,7 +336,7 @@ def test_drafts_beside_a_failing_request_are_unchanged(
             for answer in isolated(drafter, drafter.draft, orders, probe=lambda: None):
                 if isinstance(answer, Draft):
                     drafted[answer.request, length] = answer.tree.tokens.tolist()
-            runner.model.kv.check()
+            integrity.check(runner.model.kv)
         return drafted
 
     undisturbed = drafts()

@@ -6,12 +6,8 @@ import pytest
 import torch
 
 from actors.hosts.loading import load_verifier, target_dtype
-from benchmarks.generation import generate
 from cluster.built_in_models import TARGET, model_path
-from cluster.config.models import Attention, Dtype, TargetConfig
-from engine.protocol import Commit
-from engine.sampling.params import SamplingParams
-from engine.verifiers.native import NativeVerifier
+from cluster.config.models import Dtype, TargetConfig
 
 
 @pytest.mark.parametrize(
@@ -44,24 +40,3 @@ def test_auto_is_what_the_device_multiplies_fast(
     checkpoint = model_path(TARGET)
     assert target_dtype(TargetConfig(dtype="auto"), checkpoint) == fast
     assert target_dtype(TargetConfig(dtype="float32"), checkpoint) == torch.float32
-
-
-PROMPTS = [[5, 6, 7], list(range(40, 340)), [3], [11, 12] * 20]
-"""Their lengths differ much, so that decomposition cuts them."""
-PARAMS = [
-    SamplingParams(temperature=float(seed % 2), max_tokens=30, seed=seed, ignore_eos=True)
-    for seed in range(len(PROMPTS))
-]
-
-
-@pytest.mark.parametrize("attention", ["decomposed", "padded"])
-def test_every_attention_layout_generates_the_same_tokens(attention: Attention) -> None:
-    def streams(layout: Attention) -> list[tuple[str, tuple[int, ...]]]:
-        target = TargetConfig(dtype="float32", kv_tokens=4096, attention=layout)
-        verifier = load_verifier(target).verifier
-        assert isinstance(verifier, NativeVerifier)
-        assert verifier._model.layout == layout
-        events = list(generate(verifier, PROMPTS, PARAMS))
-        return [(one.request, tuple(one.token_ids)) for one in events if isinstance(one, Commit)]
-
-    assert streams(attention) == streams("packed")

@@ -8,6 +8,7 @@ from actors.hosts.direct import make_lookup
 from cluster.config import AppConfig
 from deployments.replica.hosts import limits_of
 from engine.drafters.lookup import SuffixDrafter
+from engine.scopes import SHARED
 from tests.cluster.test_config import write_zoo_head
 from tests.engine.drafters.orders import Stream
 
@@ -26,7 +27,7 @@ def test_the_suffix_drafter_keeps_as_many_tokens_as_configured() -> None:
     drafter = make_lookup(config.drafters[0])
     assert isinstance(drafter, SuffixDrafter)
     for first in (100, 200, 300):
-        drafter.learn(range(first, first + 5))
+        drafter._past.add(SHARED, range(first, first + 5))
     known = [
         first
         for first in (100, 200, 300)
@@ -37,11 +38,11 @@ def test_the_suffix_drafter_keeps_as_many_tokens_as_configured() -> None:
 
 def test_heads_and_copies_keep_as_many_tokens_as_the_target_by_default(tmp_path: Path) -> None:
     head, copy = write_zoo_head(tmp_path / "head"), {"name": "copy", "kind": "quantized"}
-    target = {"model": "zoo/target", "kv_tokens": 70_000, "swap_tokens": 1000}
+    target = {"model": "zoo/target", "kv_tokens": 70_000}
     drafters = [head, copy, {"name": "a", "model": "zoo/tiny"}]
     config = AppConfig.model_validate({"target": target, "drafters": drafters})
     kept = [drafter.kv_capacity(config.target) for drafter in config.drafters]
-    assert kept == [71_000, 70_000, 32_768]
+    assert kept == [70_000, 70_000, 32_768]
 
 
 def test_a_replica_imports_no_model_code_itself() -> None:

@@ -18,7 +18,6 @@ from actors.coordinator.events import (
     VerifierDown,
 )
 from actors.coordinator.settings import Limits
-from actors.hosts.protocol import KvState
 from benchmarks.simulator.clock import run
 from deployments.replica.metrics import Metrics
 from policies.request import Slo
@@ -135,11 +134,3 @@ def test_losses_and_what_is_late_are_counted_by_host() -> None:
     assert values["late_calls/near"] == values["losses/near"] == values["restarts/near"] == 1
     assert values["recovery_seconds/near"] == values["recovery_seconds"] == 8
     assert (values["down/near"], values["down/verifier"]) == (0, 1)
-
-
-def test_a_restarted_verifier_does_not_take_back_its_swaps() -> None:
-    metrics = Metrics("one", DRAFTERS, {})
-    for swaps in (3, 5, 1):
-        metrics.set_kv(KvState(4, 2, 1, 7, swaps))
-    [swapped] = [family for family in metrics.families() if family.name == "spindle_swaps"]
-    assert swapped.samples[0].value == 6

@@ -40,7 +40,7 @@ def endless(name: str) -> DeploymentResponseGenerator:
 
 def test_the_vocabulary_of_grammars_is_loaded_without_a_request() -> None:
     replica = replica_pid()
-    eventually(lambda: has_loaded(replica, "xgrammar"), "xgrammar is loaded")
+    eventually(lambda: has_loaded(replica, "llguidance"), "llguidance is loaded")
 
 
 def test_a_stream_is_accepted_and_commits_the_oracles_tokens_with_statistics() -> None:

@@ -157,10 +157,10 @@ def _content(choice: Any) -> str:
 @pytest.mark.parametrize(
     ("form", "problem"),
     [
-        ({"regex": "("}, "cannot be compiled: .*parenthesis is not closed"),
-        ({"grammar": "root ::= x"}, '"x" is not defined'),
-        ({"json": {"not": {}}}, "not cannot be enforced"),
-        ({"json": "{"}, "is not JSON"),
+        ({"regex": "("}, "unclosed group"),
+        ({"grammar": "root ::= x"}, "'x' not found"),
+        ({"json": {"not": {}}}, r'Unimplemented keys: \["not"\]'),
+        ({"json": "{"}, "EOF while parsing"),
         ({"choice": []}, "at least 1"),
     ],
 )

@@ -95,10 +95,6 @@ def reference(
             seen_slots = torch.from_numpy(slots[seen])
             for head in range(query.shape[1]):
                 scores = keys[seen_slots, head // group] @ query[row, head] * scoring.scale
-                if scoring.softcap is not None:
-                    scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
-                if scoring.sinks is not None:
-                    scores = torch.cat([scores, scoring.sinks[head, None].double()])
-                weights = torch.softmax(scores, 0)[: len(seen_slots)]
+                weights = torch.softmax(scores, 0)
                 mixed[row, head] = weights @ values[seen_slots, head // group]
     return mixed

@@ -10,10 +10,9 @@ from torch.nn import functional
 from transformers import LlamaConfig, PreTrainedModel
 
 from engine.cpu.decoder_loop import fused_forward
-from engine.cpu.prepack import PackedLinear, can_pack, fast_dtype, prepack
-from engine.families import stock_logits
+from engine.cpu.prepack import PackedLinear, can_pack, prepack
 from engine.model import PackedModel, Segment
-from tests.engine.families import SUPPORTED, VOCAB, build
+from tests.engine.families import SUPPORTED, build
 
 FUSED = ("llama", "mistral", "qwen2", "qwen3")
 PROMPTS = ([3], [1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7], [27, 18, 28, 18, 28, 45, 90])
@@ -213,37 +212,3 @@ def test_biases_everywhere_and_scaled_positions() -> None:
     packed = PackedModel(model, kv_tokens=64)
     assert fused_forward(packed.hf_model) is not None
     torch.testing.assert_close(forward_all(packed), expected, atol=1e-4, rtol=0)
-
-
-@torch.inference_mode()
-def test_a_second_pool_may_share_a_packed_model() -> None:
-    model = build(SUPPORTED["llama"])
-    first = forward_all(PackedModel(model, kv_tokens=64))
-    second = forward_all(PackedModel(model, kv_tokens=64, layout="padded"))
-    torch.testing.assert_close(first, second, atol=1e-4, rtol=0)
-    assert stock_logits(model, torch.tensor(PROMPTS[1])).shape == (VOCAB,)
-
-
-@pytest.mark.parametrize(
-    ("machine", "emulates", "instructions", "fast"),
-    [
-        ("x86_64", True, True, torch.bfloat16),
-        ("x86_64", True, False, torch.float32),
-        ("x86_64", False, False, torch.float32),
-        ("aarch64", True, False, torch.bfloat16),
-        ("aarch64", False, False, torch.float32),
-    ],
-)
-def test_bf16_is_fast_where_the_processor_has_instructions_for_it(
-    machine: str,
-    emulates: bool,
-    instructions: bool,
-    fast: torch.dtype,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("platform.machine", lambda: machine)
-    monkeypatch.setattr("engine.cpu.prepack.has_bf16_products", lambda: emulates)
-    monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda: instructions)
-    monkeypatch.setattr("torch.cpu._is_amx_tile_supported", lambda: False)
-    assert fast_dtype("cpu") == fast
-    assert fast_dtype("cuda") == torch.bfloat16

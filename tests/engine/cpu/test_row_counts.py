@@ -9,7 +9,6 @@ from engine.cpu.row_counts import (
     avoid_slow_row_count,
     has_slow_row_counts,
     padded_row_count,
-    row_cost_step,
     with_few_row_counts,
 )
 from engine.hidden_states import HiddenStates
@@ -30,18 +29,6 @@ def test_slow_counts_are_replaced_by_36_and_others_stay() -> None:
     assert not has_slow_row_counts(cpu, torch.float32)
     assert has_slow_row_counts(cpu, torch.bfloat16) == torch.cpu._is_amx_tile_supported()
     assert not has_slow_row_counts(torch.device("cuda"), torch.bfloat16)
-
-
-def test_the_cost_step_describes_the_computed_row_counts() -> None:
-    cpu = torch.device("cpu")
-    assert row_cost_step(cpu, torch.float32) == (0, 0)
-    if not has_slow_row_counts(cpu, torch.bfloat16):
-        assert row_cost_step(cpu, torch.bfloat16) == (0, 0)
-        return
-    beyond, least = row_cost_step(cpu, torch.bfloat16)
-    for rows in range(1, least + 1):
-        computed = padded_row_count(avoid_slow_row_count(rows))
-        assert computed == (least if rows > beyond else rows)
 
 
 @pytest.mark.parametrize("avoid_slow", [False, True])

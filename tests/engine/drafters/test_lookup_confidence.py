@@ -16,20 +16,21 @@ from engine.drafters.lookup_confidence import (
     initial_weights,
     update_weights,
 )
-from policies.tree import DraftTree
+from engine.scopes import SHARED
 from tests.engine.drafters.orders import Stream
 
 SHORT = evidence_kind(3, 1, 1)
 LONG = evidence_kind(7, 2, 2)
-WEIGHT, UPDATES = 0, 1
+UPDATES = 1
+FIVE = np.array([5], np.int32)
 
 
 def propose_and_commit(
-    calibration: LookupCalibration, tree: DraftTree, kinds: list[int], following: list[int]
+    calibration: LookupCalibration, tokens: list[int], kinds: list[int], following: list[int]
 ) -> None:
-    """A tree after two tokens, on evidence of the own text alone, then what was committed."""
+    """A chain after two tokens, on evidence of the own text alone, then what was committed."""
     evidence = np.array([(kind, NO_EVIDENCE) for kind in kinds], np.int16)
-    calibration.record("a", 2, tree, evidence)
+    calibration.record("a", 2, np.array(tokens, np.int32), evidence)
     calibration.update("a", [1, 2, *following], unchanged=2)
 
 
@@ -54,7 +55,7 @@ def test_confidence_converges_to_the_share_of_right_tokens() -> None:
     calibration = LookupCalibration()
     for number in range(400):
         following = [5 if number % 4 == 0 else 6]
-        propose_and_commit(calibration, DraftTree.chain([5]), [SHORT], following)
+        propose_and_commit(calibration, [5], [SHORT], following)
     confidence = confidence_of(calibration.weights, SHORT, NO_EVIDENCE)
     assert confidence == pytest.approx(0.25, abs=0.05)
 
@@ -64,39 +65,25 @@ def test_confidence_converges_to_the_share_of_right_tokens() -> None:
 )
 def test_nodes_without_an_outcome_update_no_weight(following: list[int]) -> None:
     calibration = LookupCalibration()
-    propose_and_commit(calibration, DraftTree.chain([5, 6]), [SHORT, LONG], following)
+    propose_and_commit(calibration, [5, 6], [SHORT, LONG], following)
     assert calibration.weights[OWN, SHORT, UPDATES] == 1
     assert calibration.weights[OWN, LONG, UPDATES] == 0
 
 
-def test_every_sibling_updates_its_weight() -> None:
-    calibration = LookupCalibration()
-    siblings = DraftTree(
-        np.array([5, 6], np.int32),
-        np.array([-1, -1], np.int32),
-        np.array([1, 1], np.int32),
-        np.ones(2, np.float32),
-    )
-    wrong, right = calibration.weights[OWN, (SHORT, LONG), WEIGHT]
-    propose_and_commit(calibration, siblings, [SHORT, LONG], [6])
-    assert calibration.weights[OWN, SHORT, WEIGHT] < wrong
-    assert calibration.weights[OWN, LONG, WEIGHT] > right
-
-
 def test_a_proposal_behind_rewritten_tokens_updates_nothing() -> None:
     calibration = LookupCalibration()
-    calibration.record("a", 2, DraftTree.chain([5]), np.array([(SHORT, NO_EVIDENCE)], np.int16))
+    calibration.record("a", 2, FIVE, np.array([(SHORT, NO_EVIDENCE)], np.int16))
     calibration.update("a", [1, 9, 5], unchanged=1)
     assert calibration.weights[:, :, UPDATES].sum() == 0
 
 
 def test_a_proposal_counts_once_and_is_forgotten_with_its_request() -> None:
     calibration = LookupCalibration()
-    tree, kinds = DraftTree.chain([5]), np.array([(SHORT, NO_EVIDENCE)], np.int16)
-    calibration.record("a", 2, tree, kinds)
+    kinds = np.array([(SHORT, NO_EVIDENCE)], np.int16)
+    calibration.record("a", 2, FIVE, kinds)
     for _ in range(2):
         calibration.update("a", [1, 2, 5], unchanged=2)
-    calibration.record("b", 2, tree, kinds)
+    calibration.record("b", 2, FIVE, kinds)
     calibration.forget("b")
     calibration.update("b", [1, 2, 5], unchanged=2)
     assert calibration.weights[OWN, SHORT, UPDATES] == 1
@@ -121,7 +108,7 @@ def test_a_lookup_loses_confidence_in_evidence_that_is_always_wrong(
 def test_a_lookup_learns_which_of_two_contradicting_texts_is_right() -> None:
     """Past outputs continue with 8, the own text with 7, and 8 is always committed."""
     drafter = SuffixDrafter()
-    drafter.learn([1, 2, 8])
+    drafter._past.add(SHARED, [1, 2, 8])
     for number in range(20):
         stream = Stream(str(number), [1, 2, 7, 1, 2])
         tree = stream.draft(drafter, depth=1)
@@ -138,11 +125,10 @@ def test_a_lookup_learns_which_of_two_contradicting_texts_is_right() -> None:
 )
 def test_confidences_stay_probabilities(found: list[tuple[int, int, int]], right: bool) -> None:
     weights = initial_weights()
-    tree = DraftTree.chain([5])
     for length, one, other in found:
         kind = evidence_kind(length, min(one, other), max(one, other))
         kinds = np.array([(kind, kind)], np.int16)
         following = np.array([5 if right else 6], np.int32)
-        update_weights(weights, tree.tokens, tree.parents, kinds, following)
+        update_weights(weights, FIVE, kinds, following)
         assert 0.0 < confidence_of(weights, kind, kind) < 1.0
         assert np.isfinite(weights[PAST, kind]).all()

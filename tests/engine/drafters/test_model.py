@@ -18,6 +18,7 @@ from policies.tree import DraftTree
 from tests import reference
 from tests.checkpoints import CONTEXT, VOCAB, llama
 from tests.engine.drafters.orders import Stream, assert_equal, beam_search
+from tests.engine.kv import integrity
 from tests.policies.tree_lists import path_confidence
 
 GREEDY = SamplingParams(temperature=0)
@@ -187,29 +188,6 @@ def test_rows_of_an_accepted_branch_are_not_computed_again(runner: RecordingRunn
     assert_equal(again, fresh.draft(drafter, depth=3, width=4))
 
 
-def test_rows_of_a_draft_below_rewritten_tokens_are_not_reused() -> None:
-    """The same tokens after another history have other KV rows."""
-    drafter = drafter_on(RecordingRunner())
-    stream = Stream("a", PROMPT, GREEDY)
-    drafted = stream.draft(drafter, depth=4).tokens.tolist()
-    stream.committed.truncate(3)
-    stream.seen = 3
-    stream.committed.extend([50, *PROMPT[4:], *drafted])
-    fresh = Stream("fresh", stream.committed.ids, GREEDY)
-    assert_equal(
-        stream.draft(drafter, depth=3), fresh.draft(drafter_on(RecordingRunner()), depth=3)
-    )
-
-
-def test_a_repeated_order_runs_only_the_last_token(runner: RecordingRunner) -> None:
-    drafter = drafter_on(runner)
-    stream = Stream("a", PROMPT, GREEDY)
-    tree = stream.draft(drafter, depth=2)
-    runner.take_entered()
-    assert_equal(stream.draft(drafter, depth=2), tree)
-    assert runner.take_entered() == {"a": PROMPT[-1:]}
-
-
 def test_depth_zero_only_catches_up(runner: RecordingRunner) -> None:
     drafter = drafter_on(runner)
     stream = Stream("a", PROMPT, GREEDY)
@@ -290,14 +268,6 @@ def test_a_request_that_outgrew_the_context_holds_no_memory() -> None:
     outgrown.committed.extend([1, 2])
     trees = trees_of(drafter, [outgrown.order(depth=1), other.order(depth=1)])
     assert [len(tree) for tree in trees] == [0, 1]
-
-
-def test_a_pool_smaller_than_the_context_bounds_a_request_too() -> None:
-    runner = RecordingRunner(kv_tokens=64)
-    assert runner.max_context == 64
-    long, short = (Stream(str(size), [5] * size, GREEDY) for size in (65, 60))
-    trees = trees_of(drafter_on(runner), [long.order(depth=9), short.order(depth=9)])
-    assert [len(tree) for tree in trees] == [0, 5]
 
 
 def test_a_request_that_does_not_fit_beside_its_batch_gets_no_room() -> None:
@@ -392,7 +362,7 @@ def test_forgotten_requests_hold_no_kv() -> None:
     streams = [Stream(name, PROMPT, SEEDED) for name in "abc"]
     trees_of(drafter, [stream.order(depth=3, width=3) for stream in streams])
     drafter.forget(["a", "b", "c", "unknown"])
-    model.kv.check()
+    integrity.check(model.kv)
     assert model.kv.used_blocks == 0
 
 

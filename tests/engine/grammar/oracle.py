@@ -4,11 +4,10 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
-import xgrammar
 from numpy.typing import NDArray
 
 from cluster.built_in_models import TARGET, model_path
-from engine.grammar.compiler import Grammars
+from engine.grammar.compiler import Compiled, Grammars
 from engine.grammar.spec import OutputGrammar
 from engine.sampling.params import SamplingParams
 
@@ -24,7 +23,7 @@ def grammars() -> Grammars:
 
 
 @cache
-def _compiled(grammar: OutputGrammar) -> xgrammar.CompiledGrammar:
+def _compiled(grammar: OutputGrammar) -> Compiled:
     return grammars().compile(grammar).result()
 
 
@@ -34,14 +33,13 @@ def allowed_by(params: SamplingParams) -> Allowed:
     compiled, stops = _compiled(params.grammar), list(params.stop_token_ids)
 
     def allowed(output: Sequence[int]) -> NDArray[np.bool_]:
-        matcher = xgrammar.GrammarMatcher(compiled)
+        matcher = compiled.matcher.deep_copy()
         for token in output:
-            assert matcher.accept_token(token), f"{token} in {output} is not of the grammar"
-        words = np.zeros((1, VOCAB // 32), np.int32)
-        matcher.fill_next_token_bitmask(words)
-        text = np.unpackbits(words.view(np.uint8), bitorder="little").astype(bool)
+            assert matcher.consume_token(token), f"{token} in {output} is not of the grammar"
+        words = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        text = np.unpackbits(words, bitorder="little")[:VOCAB].astype(bool)
         both = text.copy()
-        both[stops] = matcher.is_completed()
+        both[stops] = matcher.is_accepting()
         held = params.ignore_eos or len(output) < params.min_tokens
         return text if held and text.any() else both
 

@@ -1,8 +1,8 @@
 """Outputs that a grammar allows, drawn at random: what a model without any sense would write."""
 
 import numpy as np
-import xgrammar
 
+from engine.grammar.compiler import Compiled
 from engine.grammar.matcher import OutputMatcher
 from engine.sampling.params import SamplingParams
 
@@ -15,7 +15,7 @@ _PARAMS = SamplingParams(stop_token_ids=(STOP,))
 
 
 def random_output(
-    compiled: xgrammar.CompiledGrammar,
+    compiled: Compiled,
     rng: np.random.Generator,
     longest: int = 300,
     closing: bool = False,

@@ -18,7 +18,7 @@ from tests.engine.grammar.oracle import VOCAB, grammars
 from tests.engine.grammar.random_outputs import STOP
 from tests.engine.grammar.schemas import validator
 
-SCHEMAS = dict(list(CORPUS.items())[::6])
+SCHEMAS = dict(list(CORPUS.items())[::3])
 MAX_TOKENS = 120
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from cluster.built_in_models import TARGET, model_path
 from engine.errors import InvalidRequest
-from engine.grammar.compile_call import followable
 from engine.grammar.compiler import Grammars
 from engine.grammar.spec import MAX_BYTES, OutputGrammar
 from engine.tokenizer import load_tokenizer
@@ -53,7 +52,7 @@ def test_outputs_under_the_schemas_of_clients_are_valid(
     """The model writes some of them in tests/engine/grammar/test_outputs.py."""
     compiled = grammars.compile(OutputGrammar("json_schema", json.dumps(CORPUS[name]))).result()
     rng = np.random.default_rng(0)
-    drawn = [random_output(compiled, rng, 600, closing=True) for _ in range(4)]
+    drawn = [random_output(compiled, rng, 1500, closing=True) for _ in range(4)]
     texts = [tokenizer.decode(tokens) for tokens in drawn if tokens is not None]
     assert texts, "no output ends"
     for text in texts:
@@ -69,33 +68,14 @@ def test_a_schema_that_cannot_be_kept_to_is_refused(problem: str, grammars: Gram
     assert "/project/" not in str(refusal.value)
 
 
-def test_equal_texts_are_compiled_once_and_count_once(grammars: Grammars) -> None:
-    """Each by itself would take twelve times as long: three seconds for a usual vocabulary."""
-    bounded = {"type": "string", "maxLength": 100}
-    properties = {
-        f"p{number}": {"type": "array", "items": bounded | {"title": f"{number}"}}
-        for number in range(12)
-    }
-    schema = json.dumps({"type": "object", "properties": properties})
-    assert followable(schema).count("{0,100}") == 1
-    grammars.compile(OutputGrammar("json_schema", schema)).result()
-
-
-def test_the_first_field_to_make_smaller_is_named(grammars: Grammars) -> None:
-    lengths = {"a": 90, "b": 91, "c": 120, "d": 92, "e": 93, "f": 94}
-    properties = {name: {"type": "string", "maxLength": most} for name, most in lengths.items()}
-    schema = json.dumps({"type": "object", "properties": properties})
-    with pytest.raises(InvalidRequest, match=r"add up to 580 .* that of /properties/c first"):
-        grammars.compile(OutputGrammar("json_schema", schema)).result()
-
-
 def test_json_objects_are_objects(grammars: Grammars, tokenizer: Any) -> None:
     for text in outputs(grammars, tokenizer, OutputGrammar("json_object")):
         assert isinstance(json.loads(text), dict)
 
 
 @pytest.mark.parametrize(
-    "pattern", ["[a-z]{3}-[0-9]{2,4}", r"\d+(\.\d{1,2})? (USD|EUR)", "(yes|no)( sir)?", "é[^b]c?"]
+    "pattern",
+    ["^ab*$", "[a-z]{3}-[0-9]{2,4}", r"\d+(\.\d{1,2})? (USD|EUR)", "(yes|no)( sir)?", "é[^b]c?"],
 )
 def test_outputs_match_their_regular_expression(
     pattern: str, grammars: Grammars, tokenizer: Any
@@ -120,16 +100,17 @@ def test_outputs_are_of_their_ebnf_grammar(grammars: Grammars, tokenizer: Any) -
 @pytest.mark.parametrize(
     ("kind", "text", "problem"),
     [
-        ("json_schema", "{", "is not JSON"),
-        ("json_schema", "[" * 20_000, "nested deeper"),
+        ("json_schema", "{", "EOF while parsing"),
+        ("json_schema", "[" * 20_000, "recursion limit"),
         ("json_schema", " " * MAX_BYTES + "{}", "larger than"),
-        ("regex", "(", "cannot be compiled"),
-        ("regex", "(a)\\1", "Backreference is not supported"),
+        ("regex", "(", "unclosed group"),
+        ("regex", "(a)\\1", "backreferences are not supported"),
         ("regex", " ", "is empty"),
-        ("regex", "[a-z]{1,100}" * 6, "add up to more than"),
-        ("regex", f"a{{{'9' * 5000}}}" * 5, "add up to more than"),
-        ("grammar", "root ::= x", '"x" is not defined'),
+        ("regex", f"a{{{'9' * 5000}}}", "invalid regex"),
+        ("grammar", "root ::= x", "'x' not found"),
+        ("grammar", "root ::= (" + "(" * 20_000, "cannot be compiled"),
         ("grammar", "root ::= root", "no token can begin one"),
+        ("choice", "[" * 20_000, "is not JSON"),
         ("choice", "[]", "1 to 1024 choices"),
         ("choice", '["a", 1]', "must be a list of texts"),
     ],
@@ -142,7 +123,7 @@ def test_a_grammar_that_cannot_be_compiled_is_refused(
 
 
 def test_special_tokens_are_never_text(grammars: Grammars) -> None:
-    """xgrammar would take the name of a special token, which clients do not receive, for text."""
+    """Clients do not receive them."""
     compiled = grammars.compile(OutputGrammar("json_schema", '{"type": "string"}')).result()
     specials = {0, 1, 2, 3}
     for seed in range(20):

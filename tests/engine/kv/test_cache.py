@@ -20,6 +20,7 @@ from engine.errors import OutOfBlocks
 from engine.kv.blocks import chain_digests
 from engine.kv.cache import KVCache, KVShape
 from engine.scopes import IDLE_S, SHARED, Scope
+from tests.engine.kv.integrity import check
 
 LAYERS, KV_HEADS, HEAD_DIM = 2, 1, 2
 SHAPE = KVShape(LAYERS, KV_HEADS, HEAD_DIM, torch.float32, torch.device("cpu"))
@@ -29,8 +30,8 @@ OFFSETS = (
 )
 
 
-def make_cache(blocks: int = 8, block_size: int = 4, swap_blocks: int = 0) -> KVCache:
-    return KVCache(SHAPE, blocks, block_size, swap_blocks)
+def make_cache(blocks: int = 8, block_size: int = 4) -> KVCache:
+    return KVCache(SHAPE, blocks, block_size)
 
 
 def row_values(tokens: Sequence[int]) -> list[int]:
@@ -79,7 +80,6 @@ class Expected:
     scope: Scope
     tail: list[list[int]] = field(default_factory=list)
     """For each tail row the uncommitted tokens up to it: the path of a draft tree's node."""
-    swapped: bool = False
 
     @property
     def rows(self) -> int:
@@ -91,7 +91,7 @@ class Expected:
         return committed + [row_values(self.tokens + path)[-1] for path in self.tail]
 
 
-BLOCKS, BLOCK_SIZE, SWAP_BLOCKS = 12, 3, 6
+BLOCKS, BLOCK_SIZE = 12, 3
 NAMES = ("a", "b", "c", "d")
 SCOPES = (SHARED, Scope("tenant"), Scope("tenant", "salt"))
 # Two tokens only, so that requests share prefixes, diverge within blocks and return to old ones.
@@ -100,7 +100,7 @@ PICK = st.integers(0, 11)
 """An index, modulo the number of choices."""
 NODES = st.lists(st.tuples(PICK, st.integers(0, 1)), max_size=6)
 """(parent, token) of each."""
-any_is_resident = precondition(lambda pool: pool.names(swapped=False))
+any_is_open = precondition(lambda pool: pool.expected)
 
 
 def blocks_for(rows: int) -> int:
@@ -108,20 +108,16 @@ def blocks_for(rows: int) -> int:
 
 
 class Pool(RuleBasedStateMachine):
-    """Requests that are opened, draft trees, commit paths, roll back, swap and are released."""
+    """Requests that are opened, draft trees, commit paths, roll back and are released."""
 
     @initialize(tokens=TOKENS)
     def start(self, tokens: list[int]) -> None:
-        self.cache = make_cache(BLOCKS, BLOCK_SIZE, SWAP_BLOCKS)
+        self.cache = make_cache(BLOCKS, BLOCK_SIZE)
         self.expected: dict[str, Expected] = {}
         self.open(0, tokens, SHARED)
 
-    def names(self, *, swapped: bool) -> list[str]:
-        return [name for name, one in self.expected.items() if one.swapped == swapped]
-
-    def resident(self, pick: int) -> tuple[str, Expected]:
-        names = self.names(swapped=False)
-        return names[pick % len(names)], self.expected[names[pick % len(names)]]
+    def one(self, pick: int) -> tuple[str, Expected]:
+        return list(self.expected.items())[pick % len(self.expected)]
 
     @precondition(lambda pool: len(pool.expected) < len(NAMES))
     @rule(pick=PICK, tokens=TOKENS, scope=st.sampled_from(SCOPES))
@@ -136,103 +132,74 @@ class Pool(RuleBasedStateMachine):
         self.expected[request] = Expected(prompt[:shared], scope)
         self.compute(request, prompt[shared:])
 
-    @any_is_resident
+    @any_is_open
     @rule(pick=PICK, rows=NODES)
     def draft(self, pick: int, rows: list[tuple[int, int]]) -> None:
         """Adds nodes below the committed tokens or any node of an earlier forward."""
-        request, one = self.resident(pick)
+        request, one = self.one(pick)
         paths: list[list[int]] = [[], *one.tail]
         old = len(paths)
         for parent, token in rows:
             paths.append([*paths[parent % len(paths)], token])
         self.reserve(request, paths[old:])
 
-    @any_is_resident
+    @any_is_open
     @rule(pick=PICK, rows=NODES, node=PICK)
     def round(self, pick: int, rows: list[tuple[int, int]], node: int) -> None:
         """A verdict that accepts the path to one drafted node, or none."""
         self.draft(pick, rows)
-        request, one = self.resident(pick)
+        request, one = self.one(pick)
         path = [*one.tail, []][node % (len(one.tail) + 1)]
         # A path may be in the tail twice; any of its rows will do.
         self.commit(request, [one.tail.index(path[: depth + 1]) for depth in range(len(path))])
 
-    @any_is_resident
+    @any_is_open
     @rule(pick=PICK, rows=PICK)
     def unreserve(self, pick: int, rows: int) -> None:
-        request, one = self.resident(pick)
+        request, one = self.one(pick)
         kept = len(one.tail) - rows % (len(one.tail) + 1)
         self.cache.unreserve(request, len(one.tail) - kept)
         del one.tail[kept:]
 
-    @precondition(lambda pool: pool.expected)
+    @any_is_open
     @rule(pick=PICK, dropped=st.integers(0, 6), tokens=st.just([]) | TOKENS)
     def rewrite(self, pick: int, dropped: int, tokens: list[int]) -> None:
-        """Replaces the last committed tokens; of a swapped request they are only removed."""
-        request = list(self.expected)[pick % len(self.expected)]
-        one = self.expected[request]
+        """Replaces the last committed tokens."""
+        request, one = self.one(pick)
         length = max(0, len(one.tokens) - dropped)
         self.cache.truncate(request, length)
         del one.tokens[length:]
         one.tail = []
-        if not one.swapped:
-            self.compute(request, tokens)
+        self.compute(request, tokens)
 
-    @any_is_resident
-    @rule(pick=PICK)
-    def swap_out(self, pick: int) -> None:
-        request, one = self.resident(pick)
-        parked = [self.expected[name] for name in self.names(swapped=True)]
-        room = SWAP_BLOCKS - sum(blocks_for(other.rows) for other in parked)
-        if blocks_for(len(one.tokens)) > room:
-            with pytest.raises(OutOfBlocks):
-                self.cache.swap_out(request)
-            return
-        self.cache.swap_out(request)
-        one.tail, one.swapped = [], True
-
-    @precondition(lambda pool: pool.names(swapped=True))
-    @rule(pick=PICK)
-    def swap_in(self, pick: int) -> None:
-        names = self.names(swapped=True)
-        one = self.expected[names[pick % len(names)]]
-        try:
-            self.cache.swap_in(names[pick % len(names)])
-        except OutOfBlocks:
-            assert self.cache.used_blocks + blocks_for(one.rows) > BLOCKS
-            return
-        one.swapped = False
-
-    @precondition(lambda pool: pool.expected)
+    @any_is_open
     @rule(pick=PICK)
     def release(self, pick: int) -> None:
-        request = list(self.expected)[pick % len(self.expected)]
+        request, _ = self.one(pick)
         self.cache.release(request)
         del self.expected[request]
 
     @invariant()
     def no_block_is_in_two_scopes(self) -> None:
         owners: dict[int, Scope] = {}
-        for name in self.names(swapped=False):
+        for name in self.expected:
             scope = self.expected[name].scope
             for block in self.cache.slots(name)[::BLOCK_SIZE].tolist():
                 assert owners.setdefault(block, scope) == scope
 
     @invariant()
     def every_row_has_its_value(self) -> None:
-        self.cache.check()
+        check(self.cache)
         for request, one in self.expected.items():
             assert self.cache.length(request) == len(one.tokens)
             assert self.cache.tail(request) == len(one.tail)
-            assert self.cache.is_swapped(request) == one.swapped
-            if not one.swapped:
-                assert_holds(self.cache, request, one.values)
+            assert_holds(self.cache, request, one.values)
 
     def teardown(self) -> None:
         """After all requests are released, no block is used."""
         for request in NAMES:
             self.cache.release(request)
-        self.cache.check()
+        check(self.cache)
         assert self.cache.used_blocks == 0
 
     def compute(self, request: str, chunk: list[int]) -> None:
@@ -257,7 +224,7 @@ class Pool(RuleBasedStateMachine):
 
     def shares_last_block(self, request: str) -> bool:
         last = self.cache.slots(request)[-1] // BLOCK_SIZE
-        others = [name for name in self.names(swapped=False) if name != request]
+        others = [name for name in self.expected if name != request]
         return any(last in self.cache.slots(name) // BLOCK_SIZE for name in others)
 
     def commit(self, request: str, keep: Sequence[int]) -> None:
@@ -319,7 +286,7 @@ def test_a_prefix_stays_cached_until_its_memory_is_needed() -> None:
     fill(cache, "three blocks", range(20, 32))  # evicts the prefix's last block
     assert cache.open("c", prompt) == 4
     assert_holds(cache, "c", row_values(prompt[:4]))
-    cache.check()
+    check(cache)
 
 
 def test_the_least_recently_used_prefix_is_evicted_first() -> None:
@@ -353,39 +320,6 @@ def test_committing_invalid_rows_is_refused(keep: list[int], tokens: list[int]) 
     assert (cache.length("a"), cache.tail("a")) == (3, 3)
 
 
-def test_swapping_leaves_a_shared_prefix_to_others_and_shares_it_again() -> None:
-    cache = make_cache(swap_blocks=4)
-    prompt = list(range(10))
-    fill(cache, "stays", prompt)
-    fill(cache, "parked", prompt)
-    cache.swap_out("parked")
-    assert_holds(cache, "stays", row_values(prompt))
-    assert cache.used_blocks == 3
-    cache.swap_in("parked")
-    assert cache.used_blocks == 4, "more than the last block was copied"
-    assert cache.slots("parked")[:8].tolist() == cache.slots("stays")[:8].tolist()
-    assert_holds(cache, "parked", row_values(prompt))
-
-
-def test_a_prefix_that_was_swapped_is_cached_again() -> None:
-    cache = make_cache(blocks=4, swap_blocks=3)
-    fill(cache, "parked", range(10))
-    cache.swap_out("parked")
-    fill(cache, "visitor", range(90, 106))  # overwrites the whole pool
-    cache.release("visitor")
-    cache.swap_in("parked")
-    assert cache.open("same prompt", range(10)) == 8
-
-
-def test_a_swapped_request_has_no_slots() -> None:
-    cache = make_cache(swap_blocks=2)
-    fill(cache, "a", [1, 2])
-    cache.swap_out("a")
-    for use in (cache.slots, lambda request: cache.reserve(request, 1)):
-        with pytest.raises(ValueError, match="swapped out"):
-            use("a")
-
-
 def test_opening_a_request_twice_is_refused_and_releasing_it_twice_is_not() -> None:
     cache = make_cache()
     fill(cache, "a", [1])
@@ -394,7 +328,7 @@ def test_opening_a_request_twice_is_refused_and_releasing_it_twice_is_not() -> N
     cache.release("a")
     cache.release("a")
     assert "a" not in cache
-    cache.check()
+    check(cache)
 
 
 def test_invalid_lengths_are_refused() -> None:
@@ -420,7 +354,7 @@ def test_scopes_share_nothing() -> None:
         assert fill(cache, f"first {number}", prompt_of(1), scope) == 0
         assert fill(cache, f"second {number}", prompt_of(1), scope) == 8
         cache.release(f"second {number}")
-    cache.check()
+    check(cache)
 
 
 def test_a_salt_that_spells_tokens_reaches_no_block_behind_them() -> None:
@@ -430,7 +364,7 @@ def test_a_salt_that_spells_tokens_reaches_no_block_behind_them() -> None:
     salt = array("q", first[1:]).tobytes().decode()
     assert fill(cache, "plain", [*first, *second, 9]) == 0
     assert fill(cache, "salted", [*second, 9], Scope("", salt)) == 0
-    cache.check()
+    check(cache)
 
 
 def test_a_tenant_that_floods_the_cache_evicts_its_own_prompts() -> None:
@@ -442,7 +376,7 @@ def test_a_tenant_that_floods_the_cache_evicts_its_own_prompts() -> None:
         cache.release("flood")
     assert cache.open("quiet again", prompt_of(0), Scope("quiet")) == 8
     assert cache.open("flood again", prompt_of(49), Scope("loud", "49")) == 8
-    cache.check()
+    check(cache)
 
 
 def test_an_idle_tenant_gives_its_room_back() -> None:
@@ -457,7 +391,7 @@ def test_an_idle_tenant_gives_its_room_back() -> None:
     assert cache.open("quiet again", prompt_of(0), Scope("quiet")) == 0
     kept = [cache.open(str(number), prompt_of(number), Scope("loud")) for number in range(1, 6)]
     assert kept == [8] * 5, "it took the idle tenant's room before its own"
-    cache.check()
+    check(cache)
 
 
 def test_the_integrity_check_finds_a_leak() -> None:
@@ -465,7 +399,7 @@ def test_the_integrity_check_finds_a_leak() -> None:
     fill(cache, "a", [1, 2])
     cache._pool.allocate(1, "")
     with pytest.raises(AssertionError, match="wrong user count"):
-        cache.check()
+        check(cache)
 
 
 def test_a_digest_depends_on_the_whole_prefix() -> None:

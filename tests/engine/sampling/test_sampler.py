@@ -18,7 +18,6 @@ from engine.sampling.sampler import (
     candidates,
     choose,
     logprobs,
-    logprobs_of_rows,
     row_params,
 )
 from engine.sampling.torch_kernels import perturbed_top_torch
@@ -253,11 +252,6 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
     assert [token for token, _ in reported.top] == best.indices.tolist()
     assert [value for _, value in reported.top] == pytest.approx(best.values.tolist(), abs=1e-5)
     assert logprobs(logits, 17, 0).top == ()
-    rows, tokens = random_logits(2, rows=3), [17, 4, 250]
-    for row, token, one in zip(rows, tokens, logprobs_of_rows(rows, tokens, 3), strict=True):
-        alone = logprobs(row, token, 3)
-        assert one.logprob == pytest.approx(alone.logprob, abs=1e-5)
-        assert np.array(one.top) == pytest.approx(np.array(alone.top), abs=1e-5)
 
 
 def test_a_stream_of_choices_is_the_references_and_a_wrong_one_is_found() -> None:

@@ -1,4 +1,4 @@
-"""What only the native verifier supports: draft trees, and KV that moves to host memory.
+"""What only the native verifier supports: draft trees.
 
 The protocol that every backend keeps is tested in test_contract.py.
 """
@@ -31,14 +31,9 @@ def reference_model() -> PreTrainedModel:
     return model
 
 
-def make_verifier(kv_tokens: int = 2048, swap_tokens: int = 0) -> NativeVerifier:
-    model = llama(vocab=VOCAB, context=CONTEXT)
-    return NativeVerifier(PackedModel(model, kv_tokens=kv_tokens, swap_tokens=swap_tokens))
-
-
 @pytest.fixture(scope="module")
 def verifier() -> NativeVerifier:
-    return make_verifier()
+    return NativeVerifier(PackedModel(llama(vocab=VOCAB, context=CONTEXT), kv_tokens=2048))
 
 
 @st.composite
@@ -113,30 +108,3 @@ def test_logprobs_equal_the_stock_models_along_the_accepted_path(
         top = row.topk(2)
         assert [one for one, _ in reported.top] == top.indices.tolist()
         assert [value for _, value in reported.top] == pytest.approx(top.values.tolist(), abs=1e-4)
-
-
-def test_a_swapped_request_is_swapped_in_by_its_next_order() -> None:
-    verifier = make_verifier(swap_tokens=256)
-    prompt = [token % VOCAB for token in range(40)]
-    answer = verdict(verifier, order("one", prompt))
-    verifier.swap_out("one")
-    verifier.swap_out("never seen")
-    committed = [*prompt, *answer.tokens]
-    after = verdict(verifier, order("one", committed, base=len(committed)))
-    fresh = verdict(make_verifier(), order("one", committed))
-    assert after.tokens == fresh.tokens
-
-
-def test_an_idle_request_is_swapped_out_and_needs_no_new_prefill() -> None:
-    """As long as host memory has room for its KV."""
-    model = PackedModel(llama(vocab=VOCAB), kv_tokens=64, swap_tokens=64)
-    verifier = NativeVerifier(model)
-    first = [token % VOCAB for token in range(40)]
-    answer = verdict(verifier, order("first", first))
-    verdict(verifier, order("second", [token % VOCAB for token in range(3, 43)]))
-    assert model.kv.is_swapped("first")
-    committed = [*first, *answer.tokens]
-    rest = order("first", committed, base=len(committed))
-    again = verdict(verifier, rest._replace(chunk=1))
-    assert not again.pending, "its prompt was computed again"
-    assert again.tokens == verdict(make_verifier(), order("first", committed)).tokens

@@ -9,7 +9,6 @@ INT: Schema = {"type": "integer"}
 NUM: Schema = {"type": "number"}
 BOOL: Schema = {"type": "boolean"}
 NULL: Schema = {"type": "null"}
-MAP: Schema = {"type": "object", "additionalProperties": TEXT}
 
 
 def obj(required: str = "", /, **properties: Any) -> Schema:

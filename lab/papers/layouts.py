@@ -1,4 +1,5 @@
-"""Attention layouts by name; all are equal in result (tested).
+"""The attention layouts that Spin's Figure 12 compares, in place of the engine's own; all are equal
+in result (tested).
 
 The decomposed layout (Spin's request decomposition, section V-A) and the padded one, its baseline
 in Figure 12, are padded attention over pieces of requests. Each request's KV rows are cut into
@@ -8,19 +9,15 @@ log-sum-exp (eq. 13). If `length` is the longest request's, nothing is cut, and 
 plain padded one.
 """
 
-from typing import Literal
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.attention.context import AttentionBatch, AttentionPlan, Layout, Scoring
-from engine.attention.flex import FusedPlan
+from engine.attention.context import AttentionBatch, Layout, Scoring
 from engine.attention.packed import PackedPlan
-from engine.attention.partial import add_sinks, attend_part, group_queries, ungroup_queries
+from engine.attention.partial import attend_part, group_queries, ungroup_queries
 
-LayoutName = Literal["packed", "decomposed", "padded"]
 ROWS_PER_REQUEST = 2
 """The tensor width B as a multiple of the batch size. Spin fixes B and searches L: a larger B pads
 less but copies more queries."""
@@ -69,18 +66,17 @@ class PiecesPlan:
         # [pieces · most_rows, heads, ...]
         mixed = ungroup_queries(mixed, heads).flatten(0, 1)
         lse = ungroup_queries(lse.unsqueeze(-1), heads).flatten(0, 1).squeeze(-1)
-        mixed, lse = self._merge(mixed, lse)
-        return add_sinks(mixed, lse, scoring.sinks).to(query.dtype)
+        return self._merge(mixed, lse).to(query.dtype)
 
-    def _merge(self, mixed: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        """→ [rows, heads, d] and [rows, heads]"""
+    def _merge(self, mixed: Tensor, lse: Tensor) -> Tensor:
+        """→ [rows, heads, d]"""
         if self._parts.shape[1] == 1:
-            return mixed[self._parts[:, 0]], lse[self._parts[:, 0]]
+            return mixed[self._parts[:, 0]]
         mixed = torch.cat([mixed, mixed.new_zeros(1, *mixed.shape[1:])])
         lse = torch.cat([lse, lse.new_full((1, lse.shape[1]), -torch.inf)])[self._parts]
         total = torch.logsumexp(lse, 1)
         shares = torch.exp(lse - total.unsqueeze(1))
-        return (mixed[self._parts] * shares.unsqueeze(-1)).sum(1), total
+        return (mixed[self._parts] * shares.unsqueeze(-1)).sum(1)
 
     def _mask(self, window: int | None) -> Tensor:
         """[pieces, 1, most_rows · group, length]"""
@@ -96,10 +92,6 @@ class PiecesPlan:
 
     def _tensor(self, array: NDArray[np.int64] | NDArray[np.bool_]) -> Tensor:
         return torch.from_numpy(array).to(self._batch.device)
-
-
-def packed(batch: AttentionBatch) -> AttentionPlan:
-    return PackedPlan(batch) if batch.device.type == "cpu" else FusedPlan(batch)
 
 
 def padded(batch: AttentionBatch) -> PiecesPlan:
@@ -129,8 +121,8 @@ def least_padded_length(lengths: NDArray[np.int64], width: int) -> int:
     return int(candidates[best])
 
 
-LAYOUTS: dict[LayoutName, Layout] = {
-    "packed": packed,
+LAYOUTS: dict[str, Layout] = {
+    "packed": PackedPlan,
     "decomposed": decomposed,
     "padded": padded,
 }

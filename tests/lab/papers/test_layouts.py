@@ -1,9 +1,26 @@
-"""Spin's search for the piece length L under a fixed width B."""
+"""Spin's two layouts equal attention by its definition, and its search for the piece length L finds
+the least padding under a fixed width B."""
 
 import numpy as np
 import pytest
+import torch
 
-from engine.attention.layouts import least_padded_length
+from engine.attention.context import Scoring
+from lab.papers.layouts import LAYOUTS, least_padded_length
+from tests.engine.attention.batches import random_batch, random_tensors, reference
+
+
+@pytest.mark.parametrize("layout", ["padded", "decomposed"])
+def test_the_layouts_equal_attention_by_its_definition(layout: str) -> None:
+    rng = np.random.default_rng(7)
+    for group in (1, 2, 4):
+        batch = random_batch(rng, 8, group=group)
+        tensors = random_tensors(rng, batch)
+        plan = LAYOUTS[layout](batch)
+        for scoring in (Scoring(0.25, window=9), Scoring(0.25)):
+            expected = reference(batch, *tensors, scoring)
+            mixed = plan.attend(*tensors, scoring)
+            torch.testing.assert_close(mixed.double(), expected, atol=1e-4, rtol=0)
 
 
 def padding(lengths: list[int], length: int) -> tuple[int, int]:
@@ -12,12 +29,9 @@ def padding(lengths: list[int], length: int) -> tuple[int, int]:
     return rows, rows * length - sum(lengths)
 
 
-def test_a_request_twice_as_long_as_the_others_is_halved() -> None:
+def test_the_search_equals_trying_every_length() -> None:
     # As in Spin's Figure 9: two sub-requests of A align with B and C, without padding.
     assert least_padded_length(np.array([10, 5, 5]), width=4) == 5
-
-
-def test_the_search_equals_trying_every_length() -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
         lengths = rng.integers(1, 200, rng.integers(1, 9)).tolist()
