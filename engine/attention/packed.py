@@ -13,7 +13,6 @@ from engine.attention.walk import Numbers, WalkArrays, walk, walk_parallel
 BLOCK_LINES = 48
 """New rows × query heads per key head in a block, whose queries and sums fit the nearest cache."""
 NO_WINDOW = np.iinfo(np.int64).max
-NO_SINKS = np.empty(0, np.float32)
 
 # Several models may run in threads of one process, which numba's default pool aborts.
 numba.config.THREADING_LAYER = "threadsafe"
@@ -33,8 +32,6 @@ class PackedPlan:
             stored(values),
             scoring.scale,
             NO_WINDOW if scoring.window is None else scoring.window,
-            0.0,
-            NO_SINKS,
             stored(mixed),
         )
         if threads == 1:

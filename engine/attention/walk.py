@@ -80,16 +80,11 @@ def walk(
     values: Numbers,
     scale: float,
     window: int,
-    softcap: float,
-    sinks: Floats,
     mixed: Numbers,
 ) -> None:
     """query and mixed [rows, heads, d]; keys and values [slots, kv_heads, d]: all of one dtype, but
-    for float16 keys and values of fp32 queries.
-
-    softcap 0 means none; sinks are empty or one per head.
-    """
-    walk_part(0, 1, arrays, query, keys, values, scale, window, softcap, sinks, mixed)
+    for float16 keys and values of fp32 queries."""
+    walk_part(0, 1, arrays, query, keys, values, scale, window, mixed)
 
 
 @njit(cache=True, nogil=True, parallel=True)
@@ -101,13 +96,11 @@ def walk_parallel(
     values: Numbers,
     scale: float,
     window: int,
-    softcap: float,
-    sinks: Floats,
     mixed: Numbers,
 ) -> None:
     """`walk` on several threads."""
     for part in prange(threads):
-        walk_part(part, threads, arrays, query, keys, values, scale, window, softcap, sinks, mixed)
+        walk_part(part, threads, arrays, query, keys, values, scale, window, mixed)
 
 
 @njit(cache=True, nogil=True)
@@ -120,8 +113,6 @@ def walk_part(
     values: Numbers,
     scale: float,
     window: int,
-    softcap: float,
-    sinks: Floats,
     mixed: Numbers,
 ) -> None:
     """One of `parts` parts of equal work: whole blocks; one on a boundary is split by key heads."""
@@ -144,7 +135,7 @@ def walk_part(
         for head in range(first_head, end_head, max(step, 1)):
             _attend_heads(
                 arrays, block, head, head + step,
-                query, keys, values, scale, window, softcap, sinks, scratch, mixed,
+                query, keys, values, scale, window, scratch, mixed,
             )  # fmt: skip
         done += rows * slots
 
@@ -192,8 +183,6 @@ def _attend_heads(
     values: Numbers,
     scale: float,
     window: int,
-    softcap: float,
-    sinks: Floats,
     scratch: Floats,
     mixed: Numbers,
 ) -> None:
@@ -222,14 +211,11 @@ def _attend_heads(
                 store(queries, h, line, e, fma(numbers, spread(np.float32(scale)), zeros()))
 
     _score(queries, keys, slots, first_head, scores)
-    if softcap > 0:
-        _cap(scores, softcap)
     _mask(arrays, block, group, window, scores)
     sums[:] = 0
     for h in range(heads):
         for line in range(lines):
-            head = (first_head + h) * group + line % group
-            _softmax(scores, h, line, sinks[head] if len(sinks) else MASKED)
+            _softmax(scores, h, line)
     _add_values(scores, values, slots, first_head, lines, sums)
 
     for h in range(heads):
@@ -270,14 +256,6 @@ def _score(queries: Floats, keys: Numbers, slots: Slots, first_head: int, scores
 
 
 @njit(cache=True, nogil=True)
-def _cap(scores: Floats, softcap: float) -> None:
-    for h in range(scores.shape[0]):
-        for line in range(scores.shape[1]):
-            for j in range(scores.shape[2]):
-                scores[h, line, j] = np.float32(softcap * np.tanh(scores[h, line, j] / softcap))
-
-
-@njit(cache=True, nogil=True)
 def _mask(arrays: WalkArrays, block: int, group: int, window: int, scores: Floats) -> None:
     """Masks the slots that a row may not see, and the scores after the last slot."""
     first_row, first_kv = arrays.first_rows[block], arrays.first_kvs[block]
@@ -297,14 +275,14 @@ def _mask(arrays: WalkArrays, block: int, group: int, window: int, scores: Float
 
 # fastmath would drop the rounding that makes the sum exact; callees inherit it if it is not given.
 @njit(cache=True, nogil=True, fastmath=False)
-def exact_total(weights: Floats, h: int, line: int, of_sink: float) -> float:
-    return exact_sum(weights, h, line) + of_sink
+def exact_total(weights: Floats, h: int, line: int) -> float:
+    return exact_sum(weights, h, line)
 
 
 @njit(fastmath=True, cache=True, nogil=True)
-def _softmax(scores: Floats, h: int, line: int, sink: float) -> None:
-    """Turns scores[h, line] into weights, with the sink in the denominator."""
-    highest = spread(np.float32(sink))
+def _softmax(scores: Floats, h: int, line: int) -> None:
+    """Turns scores[h, line] into weights."""
+    highest = spread(MASKED)
     for j in range(0, scores.shape[2], LANES):
         highest = maximum(highest, load(scores, h, line, j))
     most = largest(highest)
@@ -312,7 +290,7 @@ def _softmax(scores: Floats, h: int, line: int, sink: float) -> None:
     for j in range(len(weights)):
         below = weights[j] - most
         weights[j] = fast_exp(below) if below > NEGLIGIBLE else np.float32(0.0)
-    total = np.float32(exact_total(scores, h, line, fast_exp(np.float32(sink) - most)))
+    total = np.float32(exact_total(scores, h, line))
     for j in range(len(weights)):
         weights[j] /= total
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from engine.attention.packed import NO_SINKS, NO_WINDOW, stored
+from engine.attention.packed import NO_WINDOW, stored
 from engine.attention.pool import PoolAttention
 from engine.cpu.decoder_loop import FAMILIES, head_norms
 from engine.cpu.dot_products import OUTPUTS
@@ -136,7 +136,7 @@ class QuantizedForward:
         assert arrays is not None  # quantized weights are for packed attention
 
         def run(first: int, end: int, rows: Rows) -> None:
-            run_steps(threads, first, end, self._weights, rows, arrays, pool, NO_SINKS, counters)
+            run_steps(threads, first, end, self._weights, rows, arrays, pool, counters)
 
         taken = [] if states is None else sorted(states.layers)
         first = 0

@@ -89,14 +89,13 @@ def run_steps(
     rows: Rows,
     arrays: WalkArrays,
     pool: Numbers,
-    sinks: Floats,
     counters: Counters,
 ) -> None:
     """Steps `first` to `end` of all layers' LAYER_STEPS, which the output layer's follow.
 
     pool [2 · layers, slots, kv_heads, head_dim]"""
     for _ in prange(threads):
-        _work(threads, first, end, weights, rows, arrays, pool, sinks, counters)
+        _work(threads, first, end, weights, rows, arrays, pool, counters)
 
 
 @njit(cache=True, nogil=True)
@@ -108,7 +107,6 @@ def _work(
     rows: Rows,
     arrays: WalkArrays,
     pool: Numbers,
-    sinks: Floats,
     counters: Counters,
 ) -> None:
     count = len(rows.hidden)
@@ -117,7 +115,7 @@ def _work(
         chunks = min(most_chunks, count) if _ROW_BY_ROW[step % LAYER_STEPS] else most_chunks
         chunk = next_chunk(counters, step)
         while chunk < chunks:
-            _run_chunk(chunk, chunks, step, weights, rows, arrays, pool, sinks)
+            _run_chunk(chunk, chunks, step, weights, rows, arrays, pool)
             chunk_done(counters, step)
             chunk = next_chunk(counters, step)
         wait_for(counters, step, chunks)
@@ -132,7 +130,6 @@ def _run_chunk(
     rows: Rows,
     arrays: WalkArrays,
     pool: Numbers,
-    sinks: Floats,
 ) -> None:
     layer, kind = step // LAYER_STEPS, step % LAYER_STEPS
     count = len(rows.hidden)
@@ -147,7 +144,7 @@ def _run_chunk(
     elif kind == 3:
         walk_part(
             chunk, chunks, arrays, rows.query, pool[2 * layer], pool[2 * layer + 1],
-            weights.scale, weights.windows[layer], 0.0, sinks, rows.mixed,
+            weights.scale, weights.windows[layer], rows.mixed,
         )  # fmt: skip
     elif kind == 4:
         _quantize_rows(start, end, rows, rows.mixed.reshape(count, -1))
