@@ -155,7 +155,13 @@ class Api:
         choices = [
             Choice(
                 index,
-                FailoverStream(one, self._streaming, self._heartbeats.silent, self.config.limits),
+                FailoverStream(
+                    one,
+                    self._streaming,
+                    self._heartbeats.silent,
+                    self.config.limits,
+                    self._heartbeats.record_loss,
+                ),
                 stop,
                 self.tokens,
                 echoed[index // request.n],

@@ -8,7 +8,7 @@ unchanged.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
@@ -37,7 +37,9 @@ class FailoverStream:
         replicas: DeploymentHandle,
         silent: Collection[str],
         limits: LimitsConfig,
+        on_loss: Callable[[str], None],
     ) -> None:
+        """`on_loss`: called with a replica that is lost while it has the request."""
         self.request = request
         """The request as the first attempt sends it."""
         self._sent = request
@@ -56,6 +58,7 @@ class FailoverStream:
         self._silent = silent
         """Replicas that do not answer heartbeats at present; kept up to date by HeartbeatSender."""
         self._limits = limits
+        self._on_loss = on_loss
         self._response: DeploymentResponseGenerator | None = None
         self._closed = False
 
@@ -199,6 +202,8 @@ class FailoverStream:
             # over a resubmission.
             if self._closed or self._cancelling():
                 raise asyncio.CancelledError from None
+            if self.replica is not None:  # not given up before
+                self._on_loss(self.replica)
             first_line = str(error).partition("\n")[0]
             raise _ReplicaLost(f"{type(error).__name__}: {first_line}") from error
         if message["kind"] == "failed":

@@ -135,7 +135,7 @@ class HeartbeatSender:
             self._failed.pop(replica, None)
         except Exception as error:  # the replica is lost, which its streams notice themselves
             _LOG.debug("heartbeat to %s failed: %s", replica, error)
-            self._note_failure(replica)
+            self.record_loss(replica)
         finally:
             timer.cancel()
             self.silent.discard(replica)
@@ -146,12 +146,13 @@ class HeartbeatSender:
     def _give_up(self, replica: str) -> None:
         _LOG.warning("%s has not answered for %g s", replica, self._silent_s)
         self.silent.add(replica)
-        self._note_failure(replica)
+        self.record_loss(replica)
         for failover_stream in self._failover_streams.values():
             if failover_stream.replica == replica:
                 failover_stream.give_up_replica()
 
-    def _note_failure(self, replica: str) -> None:
+    def record_loss(self, replica: str) -> None:
+        """Counts the replica once, until it answers again."""
         if replica not in self._failed:
             self._on_lost()
         self._failed[replica] = None

@@ -244,7 +244,9 @@ def run_scripts(*scripts: Script) -> tuple[list[int], ScriptedReplicas, Exceptio
     replicas = ScriptedReplicas(*scripts)
 
     async def read() -> tuple[list[int], Exception | None]:
-        failover_stream = FailoverStream(REQUEST, replicas, (), make_config().limits)
+        failover_stream = FailoverStream(
+            REQUEST, replicas, (), make_config().limits, lambda _replica: None
+        )
         tokens: list[int] = []
         try:
             await failover_stream.open()
@@ -310,10 +312,11 @@ def test_statistics_add_up_over_attempts() -> None:
         [ACCEPTED, RayActorError()],
         [ACCEPTED, commit(2, 7, rounds=1), commit(3, 8, finish="stop", rounds=3)],
     ]
+    lost: list[str] = []
 
     async def read() -> list[int]:
         failover_stream = FailoverStream(
-            REQUEST, ScriptedReplicas(*scripts), (), make_config().limits
+            REQUEST, ScriptedReplicas(*scripts), (), make_config().limits, lost.append
         )
         await failover_stream.open()
         rounds = []
@@ -324,3 +327,4 @@ def test_statistics_add_up_over_attempts() -> None:
         return rounds
 
     assert asyncio.run(read()) == [1, 2, 3, 5]
+    assert lost == ["a", "a"], "each time that the replica has the request"
