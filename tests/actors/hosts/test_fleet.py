@@ -295,27 +295,30 @@ async def test_killed_idle_hosts_are_found_by_a_check_and_replaced(
     assert len(served.seen(LaneDown)) == len(served.seen(VerifierDown)) == 1
 
 
-async def test_vllms_ranks_serve_the_references_streams_while_one_is_killed(
-    profiles: Path,
+async def test_vllms_ranks_serve_the_references_streams_and_a_head_while_one_is_killed(
+    profiles: Path, tmp_path: Path
 ) -> None:
     eager = {"enforce_eager": True}  # without compilation it loads in a third of the time
     ranks_of = {"backend": "vllm", "tensor_parallel": 2, "engine_args": eager}
     target = TARGET_CONFIG.model_copy(update=ranks_of)
     limits = LIMITS.model_copy(update={"recovery_s": STARTS_S})
-    fleet = await quick_fleet(target, [LOOKUP], profiles, Group("vllm"), limits=limits)
+    drafters = [LOOKUP, write_random_head(tmp_path)]
+    fleet = await quick_fleet(target, drafters, profiles, Group("vllm"), limits=limits)
     served = Served(fleet)
     reading = Reading(served, "vllm")
     await reading.midway()
-    (first,) = processes("vllm").values()
+    first = processes("vllm")["verifier"]
     kill_rank(first)
     streams = await reading.whole(STARTS_S)
     assert len(served.seen(VerifierUp)) == 1
+    assert "head" in {event.lane for event in served.seen(Drafted)}
+    assert not served.seen(FeaturesLost)
     identity = Identity(reference_target())
     for prompt, stream, params in zip(PROMPTS, streams, PARAMS, strict=True):
         identity.check(prompt, stream, params, params.seed or 0)
     identity.finish()
     assert sum(stream.statistics.accepted for stream in reading.streams) > 0
-    (second,) = processes("vllm", life=1).values()
+    second = processes("vllm", life=1)["verifier"]
     ranks = psutil.Process(second).children(recursive=True)
     assert len(ranks) >= target.tensor_parallel
     await served.close()
