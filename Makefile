@@ -30,7 +30,7 @@ SERVE_ENV := $(shell grep -v '^\#' cluster/serve.env)
 TORCH := $(shell grep '^torch==' constraints/$(BUILD).txt)
 NO_TORCH := No build of $(TORCH) found: set PIP_EXTRA_INDEX_URL to the index that \
 the page "Get started" of PyTorch names for $(BUILD), or PIP_FIND_LINKS to a folder with the wheel, and run make again.
-# Required by vLLM and xgrammar, and needed by nothing here on a CPU: the CUDA builds of the first
+# Required by vLLM and the like, and needed by nothing here on a CPU: the CUDA builds of the first
 # break imports beside a CPU torch, the last has 1 GB. speculators limits datasets for its training.
 LEFT_OUT := torchvision|torchaudio|torchcodec|requires triton|speculators .* datasets
 
@@ -63,9 +63,8 @@ model: $(COMPILED) $(MODEL)
 
 # Fetches the model as well, while loops are compiled that need none.
 $(COMPILED): $(INSTALLED) $(LOOPS)
-	@HF_HUB_DISABLE_PROGRESS_BARS=1 $(RUN)/python -m deployments.compile || \
-	  echo 'make serve compiles what is missing when it starts.'
-	@mkdir -p $(@D) && touch $@
+	@HF_HUB_DISABLE_PROGRESS_BARS=1 $(RUN)/python -m deployments.compile && \
+	  mkdir -p $(@D) && touch $@ || echo 'make serve compiles what is missing when it starts.'
 
 $(MODEL): | $(COMPILED)
 	@$(BIN)/python -m cluster.fetch || \

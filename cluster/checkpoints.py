@@ -160,7 +160,7 @@ def parameters(path: Path) -> int | None:
 
 def differing_tokens(one: Path, other: Path) -> list[str]:
     """Tokens whose ids differ between the checkpoints, or that only one has. Without tokenizer.json
-    in both, the result is empty, and the tokenizers are compared when the models are loaded."""
+    in both, the result is empty: the sizes of the vocabularies are all that is compared."""
     files = (one / "tokenizer.json", other / "tokenizer.json")
     if not all(file.is_file() for file in files) or files[0].read_bytes() == files[1].read_bytes():
         return []

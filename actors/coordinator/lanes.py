@@ -152,6 +152,11 @@ class Lanes:
         except HostLost as error:
             for request in requests:
                 request.drafter_losses += 1
+                if request.barred:
+                    _LOG.error(
+                        "request %s was in lost draft calls: only lookups draft for it now",
+                        request.name,
+                    )
             self.lose(state, error)
             return None
         finally:

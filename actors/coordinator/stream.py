@@ -110,26 +110,28 @@ class Stream:
 
     def relay(self, pause_s: float = 0.0) -> AsyncGenerator[Commit, None]:
         """The commits, unacknowledged; raises the coordinator's error if it stops. `pause_s`: those
-        of so long are joined to one."""
+        of so long are joined to one, after the first."""
         return self._commits(acknowledging=False, pause_s=pause_s)
 
     async def _commits(
         self, acknowledging: bool, pause_s: float = 0.0
     ) -> AsyncGenerator[Commit, None]:
+        joins = False
         try:
             while not self._done:
                 while not self._events:
                     self._has_events.clear()
                     await self._has_events.wait()
-                if pause_s:
+                if joins:
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._ends.wait(), pause_s)
                 event = self._events.popleft()
                 if isinstance(event, SpindleError):
                     self._done = True
                     raise event
-                if pause_s:
+                if joins:
                     event = self._with_later(event)
+                joins = pause_s > 0
                 self._done = event.finish is not None
                 yield event
                 if acknowledging:
@@ -138,16 +140,14 @@ class Stream:
             self.close()
 
     def _with_later(self, first: Commit) -> Commit:
-        """Joins it with the commits after it that have been delivered."""
+        """Joins it with the commits after it that have been delivered; they have no
+        log-probabilities."""
         commits = [first]
         while self._events and not isinstance(later := self._events[0], SpindleError):
             commits.append(later)
             self._events.popleft()
-        logprobs = first.logprobs
         return first._replace(
             token_ids=tuple(chain.from_iterable(commit.token_ids for commit in commits)),
-            logprobs=logprobs
-            and tuple(chain.from_iterable(commit.logprobs or () for commit in commits)),
             finish=commits[-1].finish,
         )
 

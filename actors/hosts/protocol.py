@@ -33,7 +33,6 @@ class KvState:
     cached: int
     """Held by no request, kept for prompts with the same beginning."""
     total: int
-    """Requests whose KV has gone to host memory since the verifier was loaded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ through Ray.
 
 import asyncio
 import hmac
+import logging
 import pickle
 import secrets
 import socket
@@ -24,6 +25,7 @@ from typing import Any, BinaryIO, cast
 from actors.hosts.protocol import HostLost
 from engine.errors import RankLost, SpindleError
 
+_LOG = logging.getLogger("spindle")
 _LENGTH = struct.Struct("!Q")
 _SECRET_BYTES = 32
 _GREETING_S = 10.0
@@ -152,6 +154,7 @@ def _answer(worker: object, method: str, arguments: tuple[object, ...]) -> objec
     except SpindleError as error:
         return Raised(error)
     except Exception:
+        _LOG.exception("%s fails", method)
         return Raised(WorkerFailed(traceback.format_exc()))
 
 

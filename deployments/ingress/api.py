@@ -73,6 +73,7 @@ class Api:
         self._readiness = Readiness(replicas, self._heartbeats)
         self.reader = Reader(self.tokens)
         self.ignored_fields = IgnoredFields()
+        self._looking = asyncio.Lock()
         self._created = int(time.time())
         self._limits: TargetLimits | None = None
 
@@ -102,8 +103,10 @@ class Api:
         has."""
         if not self._heartbeats.replicas:
             await self.ready()
-        names = self._heartbeats.replicas if client.is_operator else ()
-        return await live(self.config, self.replicas, names, seconds)
+        hidden = not client.is_operator
+        async with self._looking:  # each call takes time of every replica's event loop
+            names = () if hidden else self._heartbeats.replicas
+            return await live(self.config, self.replicas, names, seconds, hidden=hidden)
 
     async def models(self) -> Body:
         return {"object": "list", "data": [await self.model(self.config.served_name)]}

@@ -76,7 +76,7 @@ def make_http(api: Api) -> FastAPI:
     @http.get("/health")
     async def health() -> Body:
         """200 when any replica would serve at once, else 503. `drafters_down`: how many drafters of
-        it are lost or still being loaded, which its requests do without."""
+        it are lost, which its requests do without."""
         return await api.health()
 
     @http.get("/metrics", response_class=PlainTextResponse)

@@ -40,7 +40,7 @@ class Readiness:
         self._replicas = replicas
         self._heartbeats = heartbeats
         self.drafters_down = 0
-        """How many the replica that answered last has lost or still loads."""
+        """How many the replica that answered last has lost."""
 
     async def check(self) -> TargetLimits:
         """The limits from the first replica that answers; raises ApiError 503 if none does."""

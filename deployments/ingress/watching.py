@@ -59,7 +59,9 @@ class LiveView(BaseModel):
     slo_classes: dict[str, SloTargets]
     """The config's, by name."""
     replicas: list[ReplicaNumbers]
-    """Those that have answered in time; none for a tenant that is no operator."""
+    """Those that have answered in time."""
+    hidden: bool
+    """Whether they are left out, as for a tenant that is no operator."""
 
 
 async def live(
@@ -67,6 +69,8 @@ async def live(
     replicas: DeploymentHandle,
     names: Collection[str],
     seconds: float,
+    *,
+    hidden: bool,
 ) -> LiveView:
     queries: list[LiveQuery] = [{"replica": name, "seconds": seconds} for name in sorted(names)]
     calls = [answer_of(query["replica"], replicas.live.remote(query)) for query in queries]
@@ -79,4 +83,5 @@ async def live(
             name: SloTargets(ttft_ms=one.ttft_ms, tpot_ms=one.tpot_ms) for name, one in classes
         },
         replicas=[one for one in numbers if one is not None],
+        hidden=hidden,
     )

@@ -24,7 +24,7 @@ const strip = new Strip(key, connected, disconnected);
 
 function connected(numbers) {
   model = numbers.model;
-  const state = numbers.replicas.length ? "ready" : "starting";
+  const state = numbers.replicas.length || numbers.hidden ? "ready" : "starting";
   server(state, `${model}, ${state}`);
   const menu = byId("drafter");
   if (menu.options.length === 1) {

@@ -12,6 +12,7 @@ from engine.drafters.past_outputs import PastOutputs
 from engine.drafters.text_index import TextIndex
 from engine.grammar.compiler import Grammars
 from engine.grammar.gate import Matchers
+from engine.grammar.matcher import GrammarStuck
 from engine.protocol import (
     ContinueDrafting,
     Draft,
@@ -24,6 +25,9 @@ from engine.protocol import (
 from engine.soft_state import HeldRequest, SoftState
 from policies.tree import DraftTree
 
+MOST_GRAMMAR_S = 0.05
+"""Of the event loop's time, for a request's grammar (engine/grammar/matcher.py); nothing is drafted
+for it after that."""
 MAX_TENANTS = 256
 """Whose confidences are kept; those of the least recently used are learned again."""
 
@@ -41,7 +45,7 @@ class LookupDrafter:
     ) -> None:
         """`grammars`: None: nothing is drafted for requests with a grammar."""
         self.name = name
-        self._matchers = Matchers(grammars)
+        self._matchers = Matchers(grammars, MOST_GRAMMAR_S)
         self._settings = settings
         compile_kernels(settings)
         self._past = PastOutputs(max_past_tokens)
@@ -96,7 +100,10 @@ class LookupDrafter:
 
     def _within_grammar(self, grown: LookupChain, request: str, held: HeldRequest) -> LookupChain:
         """Up to the first token that the request's grammar refuses; empty while it compiles."""
-        matcher, path = self._matchers.follow(request, held), grown.tokens.tolist()
+        try:
+            matcher, path = self._matchers.follow(request, held), grown.tokens.tolist()
+        except GrammarStuck:
+            return grown.first(0)
         if matcher is None:
             return grown.first(0)
         return grown.first(matcher.allowed_length(path))

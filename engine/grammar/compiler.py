@@ -19,7 +19,8 @@ from engine.grammar.spec import OutputGrammar, check_grammar
 if TYPE_CHECKING:
     import llguidance
 
-MAX_COMPILED = 256
+MAX_COMPILED = 64
+"""A usual one takes a quarter of a megabyte, and none more than some 40 MB (MAX_STATES)."""
 MAX_STATES = 20_000
 """Of one grammar's automaton, which take one or two kilobytes each."""
 WHITESPACE = r"[ \n\r\t]{0,16}"
@@ -123,6 +124,8 @@ def definition(grammar: OutputGrammar) -> str:
     match grammar.kind:
         case "json_object" | "json_schema":
             schema = "{}" if grammar.schema.strip() == "true" else grammar.schema
+            if '"x-guidance"' in schema:
+                raise ValueError("x-guidance: options of the compiler are not the client's")
             return LLMatcher.grammar_from_json_schema(
                 schema, overrides={"whitespace_pattern": WHITESPACE}
             )
@@ -131,7 +134,33 @@ def definition(grammar: OutputGrammar) -> str:
         case "choice":
             return LLMatcher.grammar_from_regex("|".join(map(_escaped, grammar.choices)))
         case "grammar":
-            return LLMatcher.grammar_from_lark(gbnf_to_lark(grammar.text))
+            return LLMatcher.grammar_from_lark(gbnf_to_lark(_checked(grammar.text)))
+
+
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
+_RULE = re.compile(r"^\s*([\w-]+)\s*::=", re.MULTILINE)
+_INTERSECTION = re.compile(r"\[[^\]\n]*(&&|--|~~)")
+
+
+def _checked(ebnf: str) -> str:
+    """Refuses and replaces what `gbnf_to_lark` reads as something else, without saying so."""
+    names = _RULE.findall(ebnf)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"rule {twice[0]} is defined twice")
+    if _INTERSECTION.search(ebnf):
+        raise ValueError("&&, -- and ~~ in a class of signs need a backslash before each sign")
+    return _ESCAPE.sub(_unescaped, ebnf)
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    """The sign that its number stands for."""
+    if escape[1][0] not in "uU" or len(escape[1]) == 1:
+        return escape[0]
+    sign = chr(int(escape[1][1:], 16))
+    if sign < " ":
+        return f"\\x{ord(sign):02x}"
+    return f"\\{sign}" if sign in '"\\[]^-' else sign
 
 
 _CLASS = re.compile(r"\\(.)", re.DOTALL)

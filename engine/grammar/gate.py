@@ -23,8 +23,9 @@ meanwhile wait, too."""
 class Matchers:
     """The matchers of a host's requests: soft state beside the committed tokens."""
 
-    def __init__(self, grammars: Grammars | None) -> None:
-        self._grammars = grammars
+    def __init__(self, grammars: Grammars | None, most_s: float | None = None) -> None:
+        """`most_s`: processor time for each; None: as for a verifier."""
+        self._grammars, self._most_s = grammars, most_s
         self._matchers: dict[str, OutputMatcher] = {}
 
     def follow(self, request: str, held: HeldRequest) -> "OutputMatcher | None":
@@ -43,10 +44,13 @@ class Matchers:
             compiled = self._grammars.compile(grammar)
             if not compiled.done():
                 return None
-            from engine.grammar.matcher import OutputMatcher
+            from engine.grammar.matcher import MOST_S, OutputMatcher
 
             matcher = self._matchers[request] = OutputMatcher(
-                compiled.result(), held.start.params, self._grammars.vocab_size
+                compiled.result(),
+                held.start.params,
+                self._grammars.vocab_size,
+                self._most_s or MOST_S,
             )
         matcher.follow(held.committed.ids[held.start.prompt_len :])
         return matcher

@@ -37,8 +37,16 @@ square of the output, while all other requests of the batch wait."""
 
 
 class OutputMatcher:
-    def __init__(self, compiled: Compiled, params: SamplingParams, vocab_size: int) -> None:
-        """`params`: as admitted, with the model's own stop tokens."""
+    def __init__(
+        self,
+        compiled: Compiled,
+        params: SamplingParams,
+        vocab_size: int,
+        most_s: float = MOST_S,
+    ) -> None:
+        """`params`: as admitted, with the model's own stop tokens. `most_s`: the part of its
+        processor time that does not grow with the output."""
+        self._most_s = most_s
         self._end = compiled.end
         self._matcher = compiled.matcher.deep_copy()
         self._words = -(-vocab_size // 32)
@@ -133,7 +141,7 @@ class OutputMatcher:
         self._spent_s += seconds
         if self._matcher.is_error():
             raise GrammarStuck(self._matcher.get_error())
-        if self._spent_s > MOST_S + MOST_PER_TOKEN_S * len(self._tokens):
+        if self._spent_s > self._most_s + MOST_PER_TOKEN_S * len(self._tokens):
             raise GrammarStuck(f"{len(self._tokens)} tokens took {self._spent_s:.1f} s to follow")
 
     def _with_stops(self, words: Words) -> Words:

@@ -253,5 +253,5 @@ def _allocate(shape: KVShape, slots: int) -> Tensor:
     if shape.device.type != "cpu" or not slots:
         return torch.zeros(sizes, dtype=shape.dtype, device=shape.device)
     # Pages of a mapping take memory when they are first written.
-    memory = mmap.mmap(-1, math.prod(sizes) * shape.dtype.itemsize)
+    memory = mmap.mmap(-1, math.prod(sizes) * shape.dtype.itemsize, flags=mmap.MAP_PRIVATE)
     return torch.frombuffer(memory, dtype=shape.dtype).view(sizes)

@@ -78,7 +78,9 @@ class StreamRequestBuilder:
         slo = self._slo(request)
         speculation = self._speculation(request)
         # A stop string ends a request here, so what comes after it would be computed in vain.
-        pause_s = 0.0 if request.stream or request.stops else _PAUSE_S
+        # Responses list the log-probabilities of the verdicts that add to their text.
+        joins = not (request.stream or request.stops or request.alternatives is not None)
+        pause_s = _PAUSE_S if joins else 0.0
         scope_tenant = tenant if self._config.isolates_tenants else ""
         choices: list[StreamRequest] = []
         for prompt_ids in prompts:

@@ -52,6 +52,7 @@ SHARED: Mapping[str, Unsupported] = {
     "prompt": Unsupported("is for /v1/completions; use messages"),
     "messages": Unsupported("is for /v1/chat/completions; use prompt"),
     "max_completion_tokens": Unsupported("is not a field here; use max_tokens"),
+    "max_output_tokens": Unsupported("is not a field here; use max_tokens"),
     **dict.fromkeys(
         [f"guided_{kind}" for kind in ("json", "regex", "choice", "grammar")],
         Unsupported(_GRAMMAR),

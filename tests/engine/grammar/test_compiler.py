@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import InvalidRequest
-from engine.grammar.compiler import Grammars
+from engine.grammar.compiler import Grammars, definition
 from engine.grammar.spec import MAX_BYTES, OutputGrammar
 
 REFUSED = OutputGrammar("json_schema", " " * (MAX_BYTES + 1), "response_format")
@@ -39,3 +39,24 @@ def test_a_refused_grammar_names_the_field_of_each_request_and_keeps_none_of_the
         assert [one() for one in kept] == [None, None]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "problem"),
+    [
+        ("grammar", 'root ::= "a"\nroot ::= "b"', "defined twice"),
+        ("grammar", "root ::= [a&&b]", "need a backslash"),
+        ("json_schema", '{"x-guidance": {"lenient": true}, "type": "string"}', "x-guidance"),
+    ],
+)
+def test_what_the_compiler_would_read_otherwise_is_refused(
+    kind: str, text: str, problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        definition(OutputGrammar(kind, text, "structured_outputs"))  # type: ignore[arg-type]
+
+
+def test_an_escaped_sign_of_a_grammar_is_itself() -> None:
+    escaped = OutputGrammar("grammar", r'root ::= "\u00e9ad" [\u005dx] "\u000a\\u0041"', "grammar")
+    plain = OutputGrammar("grammar", r'root ::= "éad" [\]x] "\n\\u0041"', "grammar")
+    assert definition(escaped).replace(r"\x0a", r"\n") == definition(plain)
