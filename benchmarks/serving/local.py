@@ -117,7 +117,9 @@ def real_requests(data: Path, checkpoint: Path, count: int, seed: int = 1) -> Se
 def target_config(model: str | None, params: int | None, dtype: str) -> TargetConfig:
     """A target in this process, by default the built-in one; `params`: to inflate that to."""
     fields = {"inflate_to": params, "dtype": dtype, "kv_tokens": KV_TOKENS, "placement": "inline"}
-    return TargetConfig.model_validate(fields if model is None else fields | {"model": model})
+    if model is not None:
+        fields |= {"model": model, "quantize": "none"}  # in `dtype`
+    return TargetConfig.model_validate(fields)
 
 
 def drafter_config(name: str) -> DrafterConfig:
