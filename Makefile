@@ -30,7 +30,7 @@ SERVE_ENV := $(shell grep -v '^\#' cluster/serve.env)
 TORCH := $(shell grep '^torch==' constraints/$(BUILD).txt)
 NO_TORCH := No build of $(TORCH) found: set PIP_EXTRA_INDEX_URL to the index that \
 the page "Get started" of PyTorch names for $(BUILD), or PIP_FIND_LINKS to a folder with the wheel, and run make again.
-# Required by vLLM and the like, and needed by nothing here on a CPU: the CUDA builds of the first
+# Required by vLLM, and needed by nothing here on a CPU: the CUDA builds of the first
 # break imports beside a CPU torch, the last has 1 GB. speculators limits datasets for its training.
 LEFT_OUT := torchvision|torchaudio|torchcodec|requires triton|speculators .* datasets
 
@@ -72,7 +72,7 @@ $(MODEL): | $(COMPILED)
 
 $(COMPILED_FOR_TESTS): $(COMPILED)
 	@$(RUN)/python -m deployments.compile --built-in
-	@touch $@
+	@mkdir -p $(@D) && touch $@
 
 serve: $(SERVED) model
 	@echo 'Starting Ray and Serve with $(TOPOLOGY): 20 to 40 s until Spindle is ready.'

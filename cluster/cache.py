@@ -37,7 +37,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def digest(file: Path) -> str:
-    """Of the file's path, inode, size and times, which change with its content."""
+    """A digest of the file's path, inode, size and times, which change with its content."""
     at = file.stat()
     state = (str(file.resolve()), at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns)
     return hashlib.blake2b(repr(state).encode(), digest_size=20).hexdigest()

@@ -16,11 +16,11 @@ from cluster.sources import parameters_of, quantized_bytes
 
 RUNTIME_BYTES = 600_000_000
 """Memory of a process with Ray, torch and transformers before it loads a model (measured: 420 MB),
-and of what loading leaves behind (150 MB)."""
+and of what stays of loading (150 MB)."""
 _BYTES = {"bfloat16": 2, "float32": 4}
 _QUANTIZED_BITS = {"int8": 8.5, "int4": 5.0}
 _KV_BYTES = 2
-"""Of a key or value beside quantized weights."""
+"""One key or value beside quantized weights."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@ compiled: those of policies, lookups and sampling."""
 
 import torch
 
-import cluster  # noqa: F401  # first: sets where compiled loops are kept
 from engine.drafters.lookup import NgramDrafter, SuffixDrafter
 from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Row, choose

@@ -26,8 +26,8 @@ from engine.soft_state import HeldRequest, SoftState
 from policies.tree import DraftTree
 
 MOST_GRAMMAR_S = 0.05
-"""Of the event loop's time, for a request's grammar (engine/grammar/matcher.py); nothing is drafted
-for it after that."""
+"""The event loop's time that a request's grammar may take (engine/grammar/matcher.py); nothing is
+drafted for the request after that."""
 MAX_TENANTS = 256
 """Whose confidences are kept; those of the least recently used are learned again."""
 

@@ -126,7 +126,7 @@ def _grow(
                 )
         best, most = -1, 0.0
         for one in range(known):
-            # Of equals the first: the request's own text before past outputs, and in a text the
+            # The first of equals: the request's own text before past outputs, and in a text the
             # most recent position.
             own_kind = evidence_kind(matches.length[OWN], agree[one, OWN], totals[OWN])
             past_kind = evidence_kind(matches.length[PAST], agree[one, PAST], totals[PAST])
@@ -215,7 +215,7 @@ def _next_token(texts: _Texts, matches: _Matches, text: int, nth: int) -> int:
 
 @njit(cache=True)
 def _advance(texts: _Texts, matches: _Matches, token: int) -> None:
-    """Keeps the positions that continue with `token`, and moves them behind it."""
+    """Keeps the positions that continue with `token`, and moves them after it."""
     for text in TEXTS:
         matches.length[text] += 1
         found = 0

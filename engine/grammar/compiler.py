@@ -6,6 +6,7 @@ following it may take.
 """
 
 import asyncio
+import json
 import re
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 MAX_COMPILED = 64
 """A usual one takes a quarter of a megabyte, and none more than some 40 MB (MAX_STATES)."""
 MAX_STATES = 20_000
-"""Of one grammar's automaton, which take one or two kilobytes each."""
+"""The most states of one grammar's automaton, which take one or two kilobytes each."""
 WHITESPACE = r"[ \n\r\t]{0,16}"
 """Between two elements of JSON; bounded, so that a model cannot go on with spaces for ever."""
 _MAX_MESSAGE = 300
@@ -33,7 +34,7 @@ class Compiled(NamedTuple):
     matcher: "llguidance.LLMatcher"
     """At the beginning of an output; to be copied."""
     end: int
-    """llguidance's token for the end of an output, behind all others: stop tokens are those of each
+    """llguidance's token for the end of an output, after all others: stop tokens are those of each
     request, which its matcher sees to."""
 
 
@@ -124,11 +125,14 @@ def definition(grammar: OutputGrammar) -> str:
     match grammar.kind:
         case "json_object" | "json_schema":
             schema = "{}" if grammar.schema.strip() == "true" else grammar.schema
-            if '"x-guidance"' in schema:
-                raise ValueError("x-guidance: options of the compiler are not the client's")
-            return LLMatcher.grammar_from_json_schema(
+            definition = LLMatcher.grammar_from_json_schema(
                 schema, overrides={"whitespace_pattern": WHITESPACE}
             )
+            # Read after llguidance has bounded its depth. These options would loosen a schema.
+            parsed = json.loads(schema)
+            if isinstance(parsed, dict) and "x-guidance" in parsed:
+                raise ValueError("x-guidance: options of the compiler are not the client's")
+            return definition
         case "regex":
             return LLMatcher.grammar_from_regex(_CLASS.sub(_ascii_class, grammar.text))
         case "choice":
@@ -139,7 +143,9 @@ def definition(grammar: OutputGrammar) -> str:
 
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
 _RULE = re.compile(r"^\s*([\w-]+)\s*::=", re.MULTILINE)
-_INTERSECTION = re.compile(r"\[[^\]\n]*(&&|--|~~)")
+_TERMINAL = re.compile(r'"(?:\\.|[^"\\])*"|#[^\n]*|\[(?:\\.|[^\]\\])*\]', re.DOTALL)
+"""A text, a comment or a class of signs."""
+_SET_OPERATION = re.compile("&&|--|~~")
 
 
 def _checked(ebnf: str) -> str:
@@ -148,7 +154,8 @@ def _checked(ebnf: str) -> str:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"rule {twice[0]} is defined twice")
-    if _INTERSECTION.search(ebnf):
+    classes = (found for found in _TERMINAL.findall(ebnf) if found[0] == "[")
+    if any(map(_SET_OPERATION.search, classes)):
         raise ValueError("&&, -- and ~~ in a class of signs need a backslash before each sign")
     return _ESCAPE.sub(_unescaped, ebnf)
 

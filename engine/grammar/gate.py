@@ -6,14 +6,12 @@ A request whose grammar still compiles waits, so that no other one waits for it.
 import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import wait
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from engine.grammar.compiler import Grammars
+from engine.grammar.matcher import MOST_S, OutputMatcher
 from engine.protocol import Failed, Missing, Verdict, VerifyOrder
 from engine.soft_state import HeldRequest
-
-if TYPE_CHECKING:  # loads llguidance
-    from engine.grammar.matcher import OutputMatcher
 
 WAIT_S = 0.1
 """The longest that a host waits for a grammar when it has nothing else to do: requests that arrive
@@ -23,12 +21,12 @@ meanwhile wait, too."""
 class Matchers:
     """The matchers of a host's requests: soft state beside the committed tokens."""
 
-    def __init__(self, grammars: Grammars | None, most_s: float | None = None) -> None:
-        """`most_s`: processor time for each; None: as for a verifier."""
+    def __init__(self, grammars: Grammars | None, most_s: float = MOST_S) -> None:
+        """`most_s`: of processor time, for each."""
         self._grammars, self._most_s = grammars, most_s
         self._matchers: dict[str, OutputMatcher] = {}
 
-    def follow(self, request: str, held: HeldRequest) -> "OutputMatcher | None":
+    def follow(self, request: str, held: HeldRequest) -> OutputMatcher | None:
         """The request's matcher after its committed output; None while its grammar compiles, or
         without grammars.
 
@@ -44,13 +42,11 @@ class Matchers:
             compiled = self._grammars.compile(grammar)
             if not compiled.done():
                 return None
-            from engine.grammar.matcher import MOST_S, OutputMatcher
-
             matcher = self._matchers[request] = OutputMatcher(
                 compiled.result(),
                 held.start.params,
                 self._grammars.vocab_size,
-                self._most_s or MOST_S,
+                self._most_s,
             )
         matcher.follow(held.committed.ids[held.start.prompt_len :])
         return matcher
@@ -78,21 +74,21 @@ class Ready(NamedTuple):
     """An order that can run."""
 
     held: HeldRequest
-    matcher: "OutputMatcher | None"
+    matcher: OutputMatcher | None
     """None for a request without a grammar."""
 
 
-def forced_tokens(ready: Ready, tokens: Sequence[int], behind: int = 0) -> list[int]:
+def forced_tokens(ready: Ready, tokens: Sequence[int], reserved: int = 0) -> list[int]:
     """What the request's output must continue with after its committed tokens and `tokens`, within
     its length: the grammar allows nothing else, so no drafter has to propose it.
 
     None where log-probabilities are requested: only a forward over these tokens has them.
-    `behind`: so many more tokens need room after these.
+    `reserved`: so many more tokens need room after these.
     """
     params, committed = ready.held.start.params, len(ready.held.committed)
     if ready.matcher is None or params.logprobs is not None:
         return []
-    left = params.max_tokens - (committed - ready.held.start.prompt_len) - len(tokens) - behind
+    left = params.max_tokens - (committed - ready.held.start.prompt_len) - len(tokens) - reserved
     return ready.matcher.forced(tokens, min(left, MAX_FORCED))
 
 

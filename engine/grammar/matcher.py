@@ -79,7 +79,7 @@ class OutputMatcher:
         words = np.frombuffer(self._matcher.compute_bitmask(), np.int32)[: self._words].copy()
         self._spend(thread_time() - begun)
         place, bit = divmod(self._end, 32)
-        words[place:] &= (1 << bit) - 1  # there is no token behind it in the last word
+        words[place:] &= (1 << bit) - 1  # no token comes after it in the last word
         return self._with_stops(words)
 
     def allows(self, path: Sequence[int]) -> bool:

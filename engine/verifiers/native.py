@@ -319,12 +319,12 @@ def _prompt_logprobs(
     first = 0
     for work in works:
         rows, top_n = work.prompt_logprob_rows, work.held.start.params.prompt_logprobs
-        behind = first + len(rows)
+        end = first + len(rows)
         if rows and top_n is not None:
             tokens = work.held.committed.ids[rows.start + 1 : rows.stop + 1]
-            prompt_logprobs[work.request] = logprobs_of_rows(logits[first:behind], tokens, top_n)
-        first = behind + work.wanted_rows
-        others += range(behind, first)
+            prompt_logprobs[work.request] = logprobs_of_rows(logits[first:end], tokens, top_n)
+        first = end + work.wanted_rows
+        others += range(end, first)
     return prompt_logprobs, logits[others]
 
 

@@ -101,7 +101,7 @@ class VllmVerifier:
             if isinstance(one, Ready):
                 name, draft = self._vllm_request(order, one.held), order.tree.tokens.tolist()
                 # vLLM takes tokens that it has not chosen as a draft only.
-                forced = forced_tokens(one, draft, behind=1)
+                forced = forced_tokens(one, draft, reserved=1)
                 draft += forced[: max(0, TYPICAL_DRAFT - len(draft))]
                 turns[name] = Turn(draft, order.chunk, _allowed(one, draft), order.features)
         outcomes = self._engine.step(turns)

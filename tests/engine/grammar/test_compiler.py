@@ -47,6 +47,7 @@ def test_a_refused_grammar_names_the_field_of_each_request_and_keeps_none_of_the
         ("grammar", 'root ::= "a"\nroot ::= "b"', "defined twice"),
         ("grammar", "root ::= [a&&b]", "need a backslash"),
         ("json_schema", '{"x-guidance": {"lenient": true}, "type": "string"}', "x-guidance"),
+        ("json_schema", '{"x-guid\\u0061nce": {"lenient": true}, "type": "string"}', "x-guidance"),
     ],
 )
 def test_what_the_compiler_would_read_otherwise_is_refused(
@@ -54,6 +55,11 @@ def test_what_the_compiler_would_read_otherwise_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=problem):
         definition(OutputGrammar(kind, text, "structured_outputs"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ['root ::= "[" "--" | "&&"', "# [a&&b]\nroot ::= [a&-]"])
+def test_signs_that_only_look_like_operations_on_classes_are_allowed(text: str) -> None:
+    assert definition(OutputGrammar("grammar", text, "structured_outputs"))
 
 
 def test_an_escaped_sign_of_a_grammar_is_itself() -> None:

@@ -114,8 +114,8 @@ class TurnScheduler(Scheduler):
     ) -> int:
         """Limits the tokens that enter to the turn's chunk; vLLM calls this for every request."""
         chunk = self._turns[request.request_id].chunk
-        behind: int = request.num_tokens - num_computed_tokens
-        return num_new_tokens if behind <= chunk else min(num_new_tokens, chunk)
+        left: int = request.num_tokens - num_computed_tokens
+        return num_new_tokens if left <= chunk else min(num_new_tokens, chunk)
 
     def _free_request_blocks(self, request: Request) -> None:
         groups = self.kv_cache_manager.get_block_ids(request.request_id)
@@ -144,10 +144,10 @@ class TurnScheduler(Scheduler):
 
     def _missing_blocks(self, request: Request) -> int:
         turn = self._turns[request.request_id]
-        behind = request.num_tokens - request.num_computed_tokens
+        left = request.num_tokens - request.num_computed_tokens
         if request.status != RequestStatus.RUNNING:
             length = request.num_tokens  # vLLM admits a request only if its whole prompt fits
-        elif behind > turn.chunk:
+        elif left > turn.chunk:
             length = request.num_computed_tokens + turn.chunk
         else:
             length = request.num_tokens + len(turn.draft)
