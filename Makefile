@@ -38,7 +38,7 @@ NOT_FREE := vLLM for CPUs requires intel-openmp, which is under a licence of Int
 
 define install
 @echo 'Installing the packages of $(1) into $(VENV), 1 to 3 minutes ...'
-@$(BIN)/pip install --quiet --no-deps -r $(1)
+@$(BIN)/pip install -qq --no-deps -r $(1)
 @! $(BIN)/pip check | grep -v -E '$(LEFT_OUT)|No broken requirements'
 @touch $@
 endef
