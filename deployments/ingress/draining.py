@@ -1,0 +1,56 @@
+"""How the ingress stops: it refuses requests, while those under way end."""
+
+import asyncio
+from contextlib import suppress
+
+from deployments.ingress.answers.choices import Answer
+from deployments.ingress.errors import ApiError
+
+_LAST_S = 1.0
+"""For the last events on their way to clients."""
+
+
+class Draining:
+    def __init__(self, most_s: float) -> None:
+        """`most_s`: how long requests that are under way may take."""
+        self._most_s = most_s
+        self._stopping = False
+        self._admitted = 0
+        self._answers: set[Answer] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def check(self) -> None:
+        """Raises ApiError 503 once the ingress stops."""
+        if self._stopping:
+            raise ApiError(503, "the server is stopping; try again, where or when another runs")
+
+    def admit(self) -> None:
+        self._admitted += 1
+        self._idle.clear()
+
+    def begin(self, answer: Answer) -> None:
+        self._answers.add(answer)
+
+    def end(self, answer: Answer | None) -> None:
+        """Once for each `admit`; `answer` if it has begun."""
+        if answer is not None:
+            self._answers.discard(answer)
+        self._admitted -= 1
+        if not self._admitted:
+            self._idle.set()
+
+    async def drain(self) -> None:
+        """Refuses requests for good, and returns when none is under way; those that take too long
+        end with an error."""
+        self._stopping = True
+        try:
+            async with asyncio.timeout(self._most_s):
+                await self._idle.wait()
+        except TimeoutError:
+            error = ApiError(503, f"the server has stopped; it waited for {self._most_s:g} s")
+            with suppress(TimeoutError):  # a client that does not read
+                async with asyncio.timeout(_LAST_S):
+                    await asyncio.gather(*(answer.fail(error) for answer in self._answers))
+                    await self._idle.wait()
+        await asyncio.sleep(_LAST_S)
