@@ -55,9 +55,8 @@ class Api:
         keys = resolved("api_keys", config.api_keys, os.environ)
         self.keys = Keys(keys, config.priority_for, config.operators)
         self.version = version()
-        # By gRPC, which takes 1 to 2 ms less than Ray's own calls. A handle's transport is set
-        # where the handle is made, possibly without the environment of cluster/serve.env, so it is
-        # set again here.
+        # By gRPC, which takes 1 to 2 ms less than Ray's own calls. It was set where the handle was
+        # made, possibly without the environment of cluster/serve.env.
         replicas = replicas.options(_by_reference=False)
         self.replicas = replicas
         self._streaming = replicas.options(stream=True)
@@ -144,9 +143,7 @@ class Api:
         except BaseException:
             self._give_back(client, choices, None)
             raise
-        self.draining.begin(answer)
-        await answer.open()
-        return answer
+        return await self.draining.begun(answer)
 
     def _give_back(self, client: Client, choices: int, answer: Answer | None) -> None:
         self._shares.give_back(client, choices)

@@ -29,13 +29,15 @@ class Draining:
         self._admitted += 1
         self._idle.clear()
 
-    def begin(self, answer: Answer) -> None:
+    async def begun(self, answer: Answer) -> Answer:
+        """The answer, open, or the error that it ends with."""
         self._answers.add(answer)
+        await answer.open()
+        return answer
 
     def end(self, answer: Answer | None) -> None:
-        """Once for each `admit`; `answer` if it has begun."""
-        if answer is not None:
-            self._answers.discard(answer)
+        """Once for each `admit`; None: no answer has begun."""
+        self._answers -= {answer}
         self._admitted -= 1
         if not self._admitted:
             self._idle.set()
