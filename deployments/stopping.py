@@ -37,11 +37,8 @@ def drain() -> None:
 
 def in_serve_run(runtime_env: dict[str, Any] | None) -> dict[str, Any] | None:
     """Called by Ray when `ray.init` begins."""
-    del os.environ[
-        "RAY_RUNTIME_ENV_HOOK"
-    ]  # the processes that this one starts have ends of their own
-    is_main = threading.current_thread() is threading.main_thread()
-    if is_main and Path(sys.argv[0]).name == "serve" and "run" in sys.argv:
+    if Path(sys.argv[0]).name == "serve" and "run" in sys.argv:
+        del os.environ["RAY_RUNTIME_ENV_HOOK"]  # what it starts has ends of its own
         stop = _Stop()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, stop)
