@@ -8,7 +8,6 @@ the project; actors/hosts/spawn.py asks for the folder of logs.
 import asyncio
 from collections.abc import Mapping
 
-import ray._private.utils
 from ray.serve._private.common import RequestMetadata
 from ray.serve._private.http_util import ASGIReceiveProxy
 from ray.serve.context import _get_global_client
@@ -23,11 +22,6 @@ _RECEIVE_DELAY_S = 0.2
 def serve_details() -> ServeInstanceDetails:
     """Addresses and applications; Serve has no public API for its ports inside the cluster."""
     return ServeInstanceDetails(**_get_global_client().get_serve_details())
-
-
-def keep_signal_handlers() -> None:
-    """`ray.init` sets a handler of its own for SIGTERM, which exits at once."""
-    ray._private.utils.set_sigterm_handler = lambda _handler: None
 
 
 def export_zero(counter: Counter, tags: Mapping[str, str]) -> None:

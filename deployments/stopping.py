@@ -9,18 +9,20 @@ once.
 and returns when that may be stopped: for the stop hooks of containers.
 """
 
+import asyncio
 import os
 import signal
 import sys
 import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import ray
 from ray import serve
-
-from deployments.ray_internals import keep_signal_handlers
+from ray.serve.handle import DeploymentHandle
 
 _PARTS = {"Ingress", "Replica"}
 """The deployments of an application of ours."""
@@ -30,9 +32,14 @@ def drain() -> None:
     """Has each application of ours refuse requests, and returns when none is under way."""
     applications = serve.status().applications
     ours = [name for name, one in applications.items() if one.deployments.keys() >= _PARTS]
-    draining = [serve.get_app_handle(name).drain.remote() for name in ours]
-    for one in draining:
-        one.result()
+    asyncio.run(_drain([serve.get_app_handle(name) for name in ours]))
+
+
+async def _drain(ingresses: Sequence[DeploymentHandle]) -> None:
+    """On a loop, as handles run on their caller's with cluster/serve.env."""
+    draining = [one.drain.remote() for one in ingresses]
+    for response in draining:
+        await response
 
 
 def in_serve_run(runtime_env: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -40,10 +47,22 @@ def in_serve_run(runtime_env: dict[str, Any] | None) -> dict[str, Any] | None:
     if Path(sys.argv[0]).name == "serve" and "run" in sys.argv:
         del os.environ["RAY_RUNTIME_ENV_HOOK"]  # what it starts has ends of its own
         stop = _Stop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, stop)
-        keep_signal_handlers()
+        signal.signal(signal.SIGINT, stop)
+        # Ray sets its own for SIGTERM, which print a stack; and only the main thread may set one.
+        signal.signal(signal.SIGUSR1, lambda *_: signal.signal(signal.SIGTERM, stop))
+        threading.Thread(target=_after_init, daemon=True).start()
     return runtime_env
+
+
+def _after_init() -> None:
+    while not ray.is_initialized():
+        time.sleep(0.1)
+    _to_main_thread(signal.SIGUSR1)
+
+
+def _to_main_thread(number: signal.Signals) -> None:
+    """It sleeps, and wakes up only for its own."""
+    signal.pthread_kill(threading.main_thread().ident or 0, number)
 
 
 class _Stop:
@@ -64,8 +83,7 @@ class _Stop:
             drain()
         except Exception as error:  # Serve or Ray is not there any more, or not yet
             print(f"Spindle: answers are cut off: {error}", file=sys.stderr)
-        # A signal to this very thread, as the main one sleeps.
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        _to_main_thread(signal.SIGINT)
 
 
 if __name__ == "__main__":

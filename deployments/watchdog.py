@@ -11,7 +11,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,15 +41,13 @@ def main(raylet: int, ingress: int, orderly_s: float) -> None:
         ended = _first(watched, orderly_s, ingress)
     if not names.get(ended) or (starter and _first(watched, orderly_s, ingress, ended) == starter):
         return
-    if starter:
-        line = f"Ray's {names[ended]} (process {ended}) is gone: `serve run` ends, start it anew\n"
-        with suppress(OSError), open(f"/proc/{starter}/fd/2", "a") as terminal:
-            terminal.write(f"Spindle: {line}")
-    for pid in _all():
-        if f"RAY_RAYLET_PID={raylet}".encode() in _read(pid, "environ") and pid != os.getpid():
-            _kill(pid)
-    if starter:
-        _kill(starter)  # the kernel ends Ray's other processes with it
+    if not starter:
+        _kill(_workers(raylet))
+        return
+    line = f"Ray's {names[ended]} (process {ended}) is gone: `serve run` ends, start it anew"
+    with open(f"/proc/{starter}/fd/2", "a") as terminal:
+        _kill({starter, *_below(starter), *_workers(raylet)})
+        terminal.write(f"Spindle: {line}\n")  # afterwards, as it would write over it in a file
 
 
 def _first(watched: dict[int, int], seconds: float | None, *but: int) -> int:
@@ -81,9 +79,22 @@ def _read(pid: int, name: str) -> list[bytes]:
     return [b""]
 
 
-def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+def _workers(raylet: int) -> set[int]:
+    """Of Ray, whose parent may be gone."""
+    mark = f"RAY_RAYLET_PID={raylet}".encode()
+    return {pid for pid in _all() if mark in _read(pid, "environ")} - {os.getpid()}
+
+
+def _below(pid: int) -> Iterator[int]:
+    for child in [one for one in _all() if _parent(one) == pid]:
+        yield child
+        yield from _below(child)
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

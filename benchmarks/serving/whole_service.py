@@ -214,6 +214,7 @@ async def lose(part: str) -> list[str]:
         print(f"  {part}: /health is well until {well_s:.1f} s, end after {ended_s:.1f} s")
         service.expect(well_s <= HEALTH_S, f"/health is well until {well_s:.1f} s")
         service.expect(ended_s <= ENDS_S and service.process.poll() != 0, f"end: {ended_s:.1f} s")
+        await asyncio.sleep(1)
         with suppress(TimeoutError):
             await asyncio.wait_for(reading, CALL_S)
         service.expect(all(one.finish or one.error for one in streams), "a stream hangs")
@@ -283,6 +284,7 @@ async def own_share() -> list[str]:
         print(f"  two tokens after {seconds:.1f} s; {short.error}")
         service.expect(seconds < SHORT_S, f"two tokens after {seconds:.1f} s")
         reading.cancel()
+        await asyncio.wait([reading])
         return service.problems
 
 

@@ -61,8 +61,7 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
     found = Processes(run, int((tmp_path / "gcs").read_text()), *others, tmp_path / "terminal")
     time.sleep(1)  # the watchdog has started
     yield found
-    for pid in (found.gcs, found.raylet, found.ingress, found.worker, run.pid):
-        watchdog._kill(pid)
+    watchdog._kill((found.gcs, found.raylet, found.ingress, found.worker, run.pid))
     run.wait()
 
 
@@ -74,7 +73,8 @@ def test_serve_run_ends_with_a_line_when_a_process_of_rays_is_killed(
     if part == "raylet":
         os.kill(processes.ingress, signal.SIGKILL)  # Ray ends it
     assert processes.run.wait(10) == -signal.SIGKILL
-    shown = processes.terminal.read_text()
+    while not (shown := processes.terminal.read_text()):
+        time.sleep(0.05)
     assert shown.count("\n") == 1
     assert f"Spindle: Ray's {name} (process " in shown
     assert not _lives(processes.worker)
