@@ -59,7 +59,8 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
         time.sleep(0.05)
     others = map(int, pids.read_text().split())
     found = Processes(run, int((tmp_path / "gcs").read_text()), *others, tmp_path / "terminal")
-    time.sleep(1)  # the watchdog has started
+    while not _is_watched(found.raylet):
+        time.sleep(0.05)
     yield found
     watchdog._kill((found.gcs, found.raylet, found.ingress, found.worker, run.pid))
     run.wait()
@@ -90,6 +91,13 @@ def test_nothing_is_ended_when_serve_run_ends_by_itself_or_the_ingress_is_replac
     assert processes.run.poll() is None, "another watchdog would end it"
     assert _lives(processes.worker)
     assert not processes.terminal.read_text()
+
+
+def _is_watched(raylet: int) -> bool:
+    commands = {pid: watchdog._read(pid, "cmdline") for pid in watchdog._all()}
+    mine = [pid for pid, one in commands.items() if one[-4::3] == [str(raylet).encode(), b""]]
+    files = [os.readlink(file) for pid in mine for file in Path(f"/proc/{pid}/fd").iterdir()]
+    return sum("pidfd" in file for file in files) == 4
 
 
 def _lives(pid: int) -> bool:
