@@ -13,6 +13,7 @@ from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Policies
 from actors.hosts.fleet import Fleet
 from actors.hosts.protocol import HostLost
+from actors.router.output_sharing import OutputSharing, Share
 from actors.router.replica_side import Exchange, Pooling
 from cluster.config import AppConfig, PoliciesConfig
 from deployments.replica.compile_queue import CompileQueue
@@ -116,6 +117,11 @@ class Service:
         """Exchanges estimates with the other replicas, forever."""
         learners = {"acceptance": self._estimates.acceptance}
         await Pooling(replica, exchange, learners).run()
+
+    async def share(self, replica: str, share: Share) -> None:
+        """Shares past outputs with the other replicas, forever; not those of the warm-up."""
+        if drafters := self._fleet.keeping_outputs:
+            await OutputSharing(replica, share, drafters).run()
 
     @property
     def limits(self) -> TargetLimits:
