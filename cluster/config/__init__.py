@@ -89,8 +89,8 @@ class AppConfig(Section):
     of every tenant, who can then find out what others have asked and been answered
     (docs/security.md)."""
     past_outputs_folder: str | None = None
-    """A folder of the head node in which the past outputs that lookups draft from are kept over
-    restarts, unencrypted; null: nothing of a text is written to disk (docs/security.md)."""
+    """A folder of the head node in which past outputs are kept over restarts, unencrypted; null:
+    nothing of a text is written to disk (docs/security.md)."""
     grpc: GrpcConfig | None = None
     """The gRPC interface; null: there is none."""
     allowed_hosts: tuple[Host, ...] = ()

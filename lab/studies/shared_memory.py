@@ -1,7 +1,7 @@
 """Tokens per forward of replicas that have served nothing, over those of the one that has: another
 replica beside it, one that has replaced a lost one, and one of a restarted application.
 
-`python -m lab.studies.shared_memory --data DIR [--requests 320] [--json FILE]` serves the default
+`python -m lab.studies.shared_memory --data DIR [--requests 160] [--json FILE]` serves the default
 config with two replicas and a folder for past outputs. `--data`: benchmarks/real/prompts.py.
 Requests go to one replica alone; then each replica in turn answers the same prompts, never asked
 before, whose answers are not kept. Names: shared_memory/REPLICA.
@@ -29,18 +29,18 @@ from engine.scopes import SHARED
 from policies.request import Slo
 
 PORT = 8197
-MAX_TOKENS = 64
+MAX_TOKENS = 48
 CLIENTS = 4
-PROBES = 40
+PROBES = 24
 WITHIN_S = 30.0
 """From a replica's start to the end of its first exchanges."""
-KINDS = ("gsm8k", "humaneval", "math_reasoning", "conversation")
+KINDS = ("gsm8k", "humaneval")
 
 
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--data", type=Path, required=True)
-    arguments.add_argument("--requests", type=int, default=320)
+    arguments.add_argument("--requests", type=int, default=160)
     options = arguments.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         config = _config(Path(folder))
