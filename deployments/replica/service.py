@@ -85,7 +85,8 @@ class Service:
             params = SamplingParams(
                 temperature=temperature, top_p=0.9, max_tokens=_WARM_UP_TOKENS, ignore_eos=True
             )
-            async for _commit in self.coordinator.submit(_WARM_UP, _WARM_UP_PROMPT, params):
+            stream = self.coordinator.submit(_WARM_UP, _WARM_UP_PROMPT, params, remember=False)
+            async for _commit in stream:
                 pass
             await left.acquire()  # finished, and removed from all hosts
         self._observers.remove(watch)
@@ -119,7 +120,7 @@ class Service:
         await Pooling(replica, exchange, learners).run()
 
     async def share(self, replica: str, share: Share) -> None:
-        """Shares past outputs with the other replicas, forever; not those of the warm-up."""
+        """Shares past outputs with the other replicas, forever."""
         if drafters := self._fleet.keeping_outputs:
             await OutputSharing(replica, share, drafters).run()
 

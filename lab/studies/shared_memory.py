@@ -1,10 +1,10 @@
 """Tokens per forward of replicas that have served nothing, over those of the one that has: another
 replica beside it, one that has replaced a lost one, and one of a restarted application.
 
-`python -m lab.studies.shared_memory --data DIR [--requests 160] [--json FILE]` serves the default
-config with two replicas and a folder for past outputs. `--data`: benchmarks/real/prompts.py.
-Requests go to one replica alone; then each replica in turn answers the same prompts, never asked
-before, whose answers are not kept. Names: shared_memory/REPLICA.
+`python -m lab.studies.shared_memory [--data DIR] [--requests 240] [--json FILE]` serves the zoo's
+target, or with `--data` (benchmarks/real/prompts.py) the default config, with two replicas and a
+folder for past outputs. Requests go to one replica alone; then each replica in turn answers the
+same prompts, never asked before, whose answers are not kept. Names: shared_memory/REPLICA.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from ray import serve
 from benchmarks.real.prompts import real_prompts
 from benchmarks.report import Record, parser, publish
 from benchmarks.serving.app import APP, App, running, wait_until
-from benchmarks.serving.requests import Request
+from benchmarks.serving.requests import Request, mixed_requests
 from cluster.config import AppConfig
 from deployments.messages import StreamRequest
 from engine.sampling.params import SamplingParams
@@ -31,7 +31,7 @@ from policies.request import Slo
 PORT = 8197
 MAX_TOKENS = 48
 CLIENTS = 4
-PROBES = 24
+PROBES = 60
 WITHIN_S = 30.0
 """From a replica's start to the end of its first exchanges."""
 KINDS = ("gsm8k", "humaneval")
@@ -39,14 +39,13 @@ KINDS = ("gsm8k", "humaneval")
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--data", type=Path, required=True)
-    arguments.add_argument("--requests", type=int, default=160)
+    arguments.add_argument("--data", type=Path)
+    arguments.add_argument("--requests", type=int, default=240)
     options = arguments.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        config = _config(Path(folder))
-        checkpoint = AppConfig.model_validate(config).target.header_path()
-        prompts = real_prompts(options.data, checkpoint, KINDS)
-        probes, asked = prompts[:PROBES], prompts[PROBES : PROBES + options.requests]
+        config = _config(Path(folder), zoo=options.data is None)
+        prompts = _prompts(config, options.data, PROBES + options.requests)
+        probes, asked = prompts[:PROBES], prompts[PROBES:]
         with running(config, PORT) as app:
             found = asyncio.run(_before_and_after(app, probes, asked))
         with running(config, PORT) as app:
@@ -55,16 +54,25 @@ def main() -> None:
     publish(records, options.json)
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _config(folder: Path, zoo: bool) -> dict[str, Any]:
     (application,) = yaml.safe_load(Path("cluster.yaml").read_text())["applications"]
+    target = {"dtype": "float32", "placement": "inline"} if zoo else application["args"]["target"]
     return {
-        **application["args"],
-        "grpc": None,
-        "threads": 1,
+        "target": target,
+        "drafters": application["args"]["drafters"],
+        # For a target as small as the zoo's the planner finds that drafts do not pay.
+        "policies": {"speculation": {"name": "fixed"}} if zoo else {},
         "scaling": {"min_replicas": 2, "max_replicas": 2},
         "limits": {"silent_ingress_s": 600.0},
         "past_outputs_folder": str(folder),
     }
+
+
+def _prompts(config: dict[str, Any], data: Path | None, count: int) -> Sequence[Request]:
+    if data is None:
+        return mixed_requests(count, seed=11)
+    checkpoint = AppConfig.model_validate(config).target.header_path()
+    return real_prompts(data, checkpoint, KINDS)[:count]
 
 
 async def _before_and_after(
