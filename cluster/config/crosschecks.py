@@ -20,6 +20,7 @@ from cluster.config.backends import BACKENDS, able
 from cluster.config.drafter_kinds import drafter_kind
 from cluster.config.models import DrafterConfig, TargetConfig
 from cluster.config.serving import PoliciesConfig
+from cluster.quantized_targets import cpu_problem, needs_bfloat16
 from cluster.sources import check_weights, is_on_hub
 
 
@@ -60,6 +61,15 @@ def check_formats(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> No
             f"target.model: the weights of {target.model} are quantized ({method}), which backend "
             f"{target.backend} does not read; choose the model that it was made from, or "
             f"target.backend: {able('quantized')}"
+        )
+    if method is not None and not target.gpus:
+        problem = cpu_problem(folder)
+        if problem is not None:
+            raise ValueError(f"target.model: {problem}")
+    if target.dtype == "float32" and needs_bfloat16(folder):
+        raise ValueError(
+            f"target.dtype: vLLM runs weights that are quantized as {target.model}'s ({method}) "
+            "in bfloat16; leave it out"
         )
     _check_files("target.model", target.model, folder)
     for number, drafter in enumerate(drafters):
