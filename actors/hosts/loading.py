@@ -148,6 +148,7 @@ def _load_vllm(
         target.tensor_parallel,
         target.engine_args,
         feature_layers,
+        target.lora_modules,
         ray_metrics=target.placement == "actor",
     )
     verifier = load_vllm(vllm_spec)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster.adapters import misfit
 from cluster.checkpoint_files import (
     TOKENIZERS,
     absent_files,
@@ -93,6 +94,27 @@ def _check_files(field: str, model: str, folder: Path) -> None:
             raise ValueError(f"{field}: {', '.join(absent)} is not in {folder}; fetch it again")
         check_weights(folder)
     stop_token_ids(folder)
+
+
+def check_adapters(target: TargetConfig, served_name: str) -> None:
+    """Checks that each adapter has a name of its own and was made for the target."""
+    if target.lora_modules and not BACKENDS[target.backend].adapters:
+        raise ValueError(
+            f"target.lora_modules: backend {target.backend} runs no adapters; leave them out, or "
+            f"set target.backend: {able('adapters')}"
+        )
+    if served_name in target.lora_modules:
+        raise ValueError(
+            f"target.lora_modules: {served_name} is the target's own name; rename the adapter, or "
+            "set served_name"
+        )
+    for name, folder in target.lora_modules.items():
+        problem = misfit(Path(folder), target.header_path())
+        if problem is not None:
+            raise ValueError(
+                f"target.lora_modules.{name}: {folder} was made for another model than "
+                f"{target.model}: {problem}"
+            )
 
 
 def check_ranks(target: TargetConfig) -> None:

@@ -71,7 +71,7 @@ class ResponsesApi:
                 "id": f"resp_{answer.public_id}",
                 "object": "response",
                 "created_at": int(time.time()),
-                "model": self._api.config.served_name,
+                "model": request.model,
                 **request.echoed,
             }
         )
