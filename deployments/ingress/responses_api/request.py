@@ -1,9 +1,9 @@
 """OpenAI's Responses API: its request, and the chat that it is served as.
 
-Nothing is stored: the whole conversation comes with each request.
+The whole conversation comes with each request, or continues a stored response (stored.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -13,35 +13,37 @@ from cluster.config.section import within
 from deployments.ingress.answers.json_text import without_infinities
 from deployments.ingress.errors import ApiError
 from deployments.ingress.requests.completions import ChatRequest
-from deployments.ingress.requests.fields import Alternatives, AtLeastOne, Fields, Text
+from deployments.ingress.requests.fields import (
+    Alternatives,
+    AtLeastOne,
+    Effort,
+    Fields,
+    Text,
+    Verbosity,
+)
 from deployments.ingress.requests.shared_fields import SharedFields
 from deployments.ingress.requests.tools import (
     MAX_TOOLS,
-    FunctionName,
-    NamedFunction,
-    NamedToolChoice,
     Schema,
     Tool,
     ToolChoice,
     ToolUse,
 )
 from deployments.ingress.requests.unsupported import SHARED, Unsupported
-from deployments.ingress.responses_api.items import Items, messages_of
+from deployments.ingress.responses_api.items import Item, Items, messages_of
+from deployments.ingress.responses_api.tools import FunctionChoice, FunctionTool
 from engine.errors import InvalidRequest
 from policies import ranges
 
 LOGPROBS = "message.output_text.logprobs"
 _MAX_INCLUDE = 64
-_NOT_STORED = Unsupported(
-    "responses are not stored here; send the items of the conversation so far in input"
-)
+_NOT_STORED = Unsupported("is not supported; use previous_response_id, or send the items in input")
 _LENGTH = Unsupported("is not a field here; use max_output_tokens")
 _FORM = Unsupported("is not a field here; use text.format")
 UNSUPPORTED: Mapping[str, Unsupported] = {
     **SHARED,
-    "previous_response_id": _NOT_STORED,
     "conversation": _NOT_STORED,
-    "background": Unsupported("responses are not stored here; use stream", (False,)),
+    "background": Unsupported("is not supported; use stream", (False,)),
     "truncation": Unsupported("shorten the input yourself", ("disabled",)),
     "prompt": Unsupported("there are no stored prompts; use instructions and input"),
     "messages": Unsupported("is for /v1/chat/completions; use input"),
@@ -51,37 +53,6 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "logprobs": Unsupported(f"is not a field here; use include with {LOGPROBS}", (False,)),
 }
 """What would change the response and cannot be honoured."""
-
-
-class FunctionTool(Fields):
-    """A function, as the Responses API describes it."""
-
-    passes_unknown_on = True
-
-    type: Literal["function"]
-    """Only functions are tools."""
-    name: FunctionName
-    """Letters, digits, `_`, `-` and `.`."""
-    description: Text | None = None
-    """When and how to call it."""
-    parameters: Schema | None = None
-    """The arguments' JSON schema; absent: no arguments."""
-    strict: bool = False
-    """Enforced for required and named calls, of any function."""
-
-    @property
-    def for_chat(self) -> dict[str, Any]:
-        return {
-            "type": "function",
-            "function": self.model_dump(exclude_unset=True, exclude={"type"}),
-        }
-
-
-class NamedFunctionChoice(Fields):
-    type: Literal["function"]
-    """Only functions are tools."""
-    name: FunctionName
-    """One of the tools."""
 
 
 class TextFormat(Fields):
@@ -119,6 +90,13 @@ class TextFormat(Fields):
 class TextOptions(Fields):
     format: TextFormat = TextFormat()
     """`text`, `json_object`, or `json_schema` with a schema."""
+    verbosity: Verbosity | None = None
+    """A variable of the chat template."""
+
+
+class ReasoningOptions(Fields):
+    effort: Effort | None = None
+    """A variable of the chat template."""
 
 
 class ResponsesRequest(SharedFields):
@@ -128,16 +106,21 @@ class ResponsesRequest(SharedFields):
 
     input: Items
     """A text, or the conversation's items."""
+    previous_response_id: Text | None = None
+    """The response after whose items the input comes, if the config stores any."""
     instructions: Text | None = None
     """A system message before the input."""
     n: Literal[1] = 1
     """A response is one answer."""
     max_output_tokens: AtLeastOne | None = None
     """Absent: as many as fit into the context."""
+    reasoning: ReasoningOptions = ReasoningOptions()
+    """How much the model reasons, where its chat template knows that."""
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = []
     """Functions that the model may call."""
-    tool_choice: Literal["none", "auto", "required"] | NamedFunctionChoice | None = None
-    """`auto` (the default where there are tools), `none`, `required`, or one function."""
+    tool_choice: FunctionChoice | None = None
+    """`auto` (the default where there are tools), `none`, `required`, one function, or
+    `allowed_tools`: some of them."""
     parallel_tool_calls: bool = True
     """False: the answer has at most one call."""
     text: TextOptions = TextOptions()
@@ -161,8 +144,9 @@ class ResponsesRequest(SharedFields):
     def without_effect(self) -> tuple[str, ...]:
         others = [one for one in self.include if one != LOGPROBS]
         strict = any(tool.strict for tool in self.tools) and not self.tool_use.is_enforced
+        shared = [name for name in super().without_effect if name != "store"]
         return (
-            *super().without_effect,
+            *shared,
             *(["include"] if others else []),
             *(["tools.strict"] if strict else []),
         )
@@ -178,13 +162,17 @@ class ResponsesRequest(SharedFields):
     @property
     def _chat_choice(self) -> ToolChoice | None:
         choice = self.tool_choice
-        if not isinstance(choice, NamedFunctionChoice):
-            return choice
-        return NamedToolChoice(type="function", function=NamedFunction(name=choice.name))
+        return choice if choice is None or isinstance(choice, str) else choice.for_chat
 
     @property
     def wants_logprobs(self) -> bool:
         return LOGPROBS in self.include or self.top_logprobs is not None
+
+    def after(self, items: Sequence[Item]) -> Self:
+        """The request whose conversation begins with these items."""
+        request = self.model_copy(update={"input": [*items, *self.input]})
+        request.__dict__.pop("chat", None)  # made of the old input
+        return request
 
     def prepare(self) -> None:
         """Makes what takes long, in a thread. Raises ApiError."""
@@ -213,6 +201,8 @@ class ResponsesRequest(SharedFields):
                 "tool_choice": self._chat_choice,
                 "parallel_tool_calls": self.parallel_tool_calls,
                 "response_format": self.text.format.for_chat,
+                "reasoning_effort": self.reasoning.effort,
+                "verbosity": self.text.verbosity,
             }
         )
 
@@ -226,13 +216,13 @@ class ResponsesRequest(SharedFields):
             "max_tool_calls": self.max_tool_calls,
             "metadata": self.metadata or {},
             "parallel_tool_calls": self.parallel_tool_calls,
-            "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
+            "previous_response_id": self.previous_response_id,
+            "reasoning": {"effort": self.reasoning.effort, "summary": None},
             "service_tier": "default",
             "background": False,
             "store": False,
             "temperature": self.temperature,
-            "text": {"format": self.text.format.echoed},
+            "text": {"format": self.text.format.echoed, "verbosity": self.text.verbosity},
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
             "tools": [tool.model_dump() for tool in self.tools],
             "top_logprobs": self.top_logprobs or 0,
