@@ -60,7 +60,7 @@ class LookupWorth:
         if self._asked.isdisjoint(names):
             return
         # Without prompts, which take the same time whatever is drafted.
-        read, nodes = float(context_tokens(candidates.requests)), np.count_nonzero(kept)
+        read, nodes = context_tokens(candidates.requests), int(np.count_nonzero(kept))
         verify_s = context.verify.predict(read, len(names) + nodes)
         row_s = (verify_s - context.verify.predict(read, len(names))) / max(1, nodes)
         seconds = max(candidates.drafting_s) + context.handling_s + context.waiting_s + verify_s
