@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from engine.checkpoint import load_stock
 from engine.drafters.loading import load_model_drafter
 from engine.errors import IncompatibleDrafter, IncompleteCheckpoint, OutOfBlocks, UnsupportedModel
-from engine.model import PackedModel, Segment, load_stock
+from engine.model import PackedModel, Segment
 from policies.tree import ROOT, DraftTree
 from tests.checkpoints import llama
 from tests.engine.families import SUPPORTED, build

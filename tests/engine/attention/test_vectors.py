@@ -6,8 +6,8 @@ import torch
 from numba import njit
 from numpy.typing import NDArray
 
+from engine.attention.vector_ir import LANES
 from engine.attention.vectors import (
-    LANES,
     fma,
     largest,
     load,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.attention.context import AttentionBatch, Scoring
 from engine.attention.packed import PackedPlan
-from engine.attention.vectors import LANES
+from engine.attention.vector_ir import LANES
 from engine.attention.walk import exact_total
 from tests.engine.attention.batches import random_batch, random_tensors, reference
 

@@ -36,7 +36,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, stop_token_ids=(END,), see
 SAMPLED = replace(GREEDY, temperature=1.0)
 SHARED = [9] * 70
 CLOSE = 0.01
-"""Of values of some hundreds."""
+"""Values are some hundreds."""
 
 
 @cache
