@@ -141,7 +141,7 @@ def test_checkpoint_on_disk_serves_with_its_own_facts(tmp_path: Path) -> None:
 
 def test_a_model_whose_packed_logits_are_wrong_is_refused() -> None:
     """The last line of defence at load: here the forward sees other weights than stock does."""
-    model = build(SUPPORTED["llama"])
+    model = build(SUPPORTED["mixtral"])
     attention = model.model.layers[1].self_attn
 
     def swap_scale(*_: object) -> None:

@@ -553,17 +553,3 @@ async def test_tokens_of_another_replica_count_as_on_time() -> None:
     came_s = left.view.arrival_s + left.statistics.ttft_s
     assert left.view.first_token_s == pytest.approx(came_s - 9 * 0.05)
     await service.end()
-
-
-async def test_limits_that_could_never_hold_a_request_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"limits\.kv_tokens"):
-        Service(limits=Limits(kv_tokens=CONTEXT - 1))
-
-
-async def test_names_are_unique_while_they_are_served() -> None:
-    service = Service()
-    stream = service.coordinator.submit("one", [5], GREEDY)
-    with pytest.raises(InvalidRequest, match="already"):
-        service.coordinator.submit("one", [5], GREEDY)
-    await read(stream)
-    await service.end()

@@ -18,7 +18,7 @@ from tests.engine.grammar.oracle import VOCAB, grammars
 from tests.engine.grammar.random_outputs import STOP
 from tests.engine.grammar.schemas import FOLLOWED, validator
 
-SCHEMAS = {name: schema for name, schema in FOLLOWED.items() if "required" in str(schema)}
+SCHEMAS = dict(list(FOLLOWED.items())[::2])
 MAX_TOKENS = 120
 
 

@@ -1,16 +1,14 @@
 """Self-scheduling's Algorithm 1, line by line, and the batching of its rank prompts."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.request import RequestView
-from policies.scheduling.fairness import FairnessParams, FairSchedule
 from policies.scheduling.self_ranked import RankBatch, RankQueue, SelfRanked, SelfRankedParams
-from tests.policies.scheduling.server import Job, serve
 
 
 def view(name: str, arrival_s: float = 0.0) -> RequestView:
@@ -186,34 +184,3 @@ def test_promotion_is_by_starvation_and_not_by_arrival() -> None:
         schedule.observe([], 0.0)
     assert picked[2] == ["01", "00", "02"]
     assert picked[3] == ["01", "02", "00"]  # 02 has waited for three steps, 00 for two
-
-
-class Clairvoyant(SelfRanked):
-    """Each request gets its true rank at arrival."""
-
-    def arrive(self, request: RequestView, now: float) -> None:
-        super().arrive(request, now)
-        self._states[request.name].rank = float(request.max_tokens)
-
-
-def test_the_papers_promotion_does_not_bound_waiting() -> None:
-    """Line 12 sorts promoted requests by rank, so short ones that starve as well pass a long one
-    forever. FairSchedule's turns are in the order of waiting, which bounds it."""
-    jobs = [Job("long", 0.0, 50), *(Job(f"s{i:03}", 0.1 + 0.2 * i, 3) for i in range(150))]
-    alone = serve(Clairvoyant(), jobs)
-    turns = FairnessParams(starve_after_s=1.0)
-    inside = serve(FairSchedule(Clairvoyant(), turns), jobs)
-    assert alone.longest_wait_s["long"] > 30
-    assert inside.longest_wait_s["long"] < 15
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: SelfRankedParams(quantum_steps=0),
-        lambda: SelfRankedParams(max_promotions=0),
-    ],
-)
-def test_contradictory_parameters_are_refused(make: Callable[[], object]) -> None:
-    with pytest.raises(ValueError, match="start at 1"):
-        make()
