@@ -5,7 +5,7 @@ ARG DEBIAN=debian:12.11-slim
 
 FROM $DEBIAN AS python
 RUN apt-get update \
-  && apt-get install -y --no-install-recommends python3 \
+  && apt-get install -y --no-install-recommends python3 libgomp1 \
   && rm -rf /var/lib/apt/lists/* /var/cache/apt/*
 
 FROM python AS pip
@@ -15,7 +15,10 @@ COPY constraints /constraints
 
 FROM pip AS cpu-packages
 ARG PIP_EXTRA_INDEX_URL
-RUN /venv/bin/pip install -q --no-cache-dir --no-deps -r /constraints/cpu.txt
+# What nothing here uses, a ninth of it all: torch's tests and headers, and Ray's Java.
+RUN /venv/bin/pip install -q --no-cache-dir --no-deps -r /constraints/cpu.txt \
+  && cd /venv/lib/python3*/site-packages \
+  && rm -r torch/test torch/include torch/bin/*[tT]est* torch/bin/protoc* ray/jars
 
 FROM pip AS cuda-packages
 RUN /venv/bin/pip install -q --no-cache-dir --no-deps \

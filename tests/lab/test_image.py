@@ -21,7 +21,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DEBIAN = "bookworm"
-MOST_BYTES = 1_700_000_000
+MOST_BYTES = 2_200_000_000
 STARTS_S = 400
 ENDS_S = 60
 ASK = """
