@@ -36,6 +36,7 @@ ENV PATH=/venv/bin:/usr/local/bin:/usr/bin:/bin PYTHONPATH=/spindle \
 # cluster/serve.env
 ENV OMP_WAIT_POLICY=PASSIVE \
   RAY_worker_niceness=0 \
+  BAD_RUNTIME_ENV_CACHE_TTL_SECONDS=5 \
   RAY_SERVE_THROUGHPUT_OPTIMIZED=1 \
   RAY_SERVE_ENABLE_DIRECT_INGRESS=0 \
   RAY_SERVE_LOG_TO_STDERR=1 \
