@@ -123,6 +123,15 @@ async def test_only_allowed_tools_are_shown_and_called(app: ToolsApp, mode: str)
         model="target", input="Weather?", tools=FUNCTIONS, tool_choice=of_responses
     )
     assert response.tool_choice.to_dict() == of_responses  # type: ignore[union-attr]
+    if mode == "auto":
+        replicas.text = TWO_CALLS
+        answer = await client.chat.completions.create(
+            model="target", messages=ASK, tools=TOOLS, tool_choice=some
+        )
+        message = answer.choices[0].message.to_dict()
+        assert '{"name": "get_weather"' in str(message["content"])
+        called: Any = message["tool_calls"]
+        assert [call["function"]["name"] for call in called] == ["search"]
     for request in replicas.requests:
         prompt, grammar = replicas.tokens.decode(request["prompt_ids"]), request["params"].grammar
         assert '"search"' in prompt
