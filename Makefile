@@ -76,7 +76,7 @@ $(COMPILED_FOR_TESTS): $(COMPILED)
 
 serve: $(SERVED) model
 	@echo 'Starting Ray and Serve with $(TOPOLOGY): 20 to 40 s until Spindle is ready.'
-	@env $(SERVE_ENV) $(BIN)/serve run --working-dir . $(TOPOLOGY)
+	@env PYTHONPATH=$(CURDIR) $(SERVE_ENV) $(BIN)/serve run $(TOPOLOGY)
 
 # Two processes, one of which runs what needs clusters (tests/conftest.py).
 SHARED := -n 2 --dist loadscope --no-loadscope-reorder

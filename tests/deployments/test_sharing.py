@@ -1,6 +1,7 @@
-"""Who drafts from whose words, by the same attack that finds nothing in served/test_tenants.py.
+"""Replicas and applications that start later draft from past answers, of their own scope alone.
 
-Worth three starts of an application: what tenants share, they share with all that start later.
+Worth two starts of an application: the attack of served/test_tenants.py, over processes and the
+disk.
 """
 
 import secrets
@@ -18,14 +19,6 @@ from tests.deployments.serving import application, eventually, replica_states, r
 from tests.deployments.tenant_attack import Seen, attack, secret_answer, share_read
 
 VICTIM, ATTACKER = KEYS["alpha"], KEYS["beta"]
-
-
-def test_with_sharing_all_a_tenant_reads_anothers_words() -> None:
-    with application({**APPLICATIONS["native"], "sharing": "all"}):
-        answer = secret_answer(VICTIM, secrets.randbits(32))
-        seen = attack(ATTACKER, answer)
-        assert share_read(seen, answer) > 0.9
-        assert max(seen.cached) > 0
 
 
 def test_later_replicas_and_applications_draft_from_a_scopes_words_in_that_scope_alone(
