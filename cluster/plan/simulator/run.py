@@ -12,15 +12,15 @@ from actors.coordinator.events import Event
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
 from actors.coordinator.stream import Overloaded
-from benchmarks.simulator import clock
-from benchmarks.simulator.acceptance import Acceptance
-from benchmarks.simulator.device import NO_FAULTS, Faults
-from benchmarks.simulator.drafter import SimulatedDrafter
-from benchmarks.simulator.outputs import Target
-from benchmarks.simulator.randomness import generator
-from benchmarks.simulator.run_report import FinishedRequest, Report, Tally
-from benchmarks.simulator.verifier import KvMemory, SimulatedVerifier
-from benchmarks.simulator.workload import Arrival
+from cluster.plan.simulator import clock
+from cluster.plan.simulator.acceptance import Acceptance
+from cluster.plan.simulator.device import NO_FAULTS, Faults
+from cluster.plan.simulator.drafter import SimulatedDrafter
+from cluster.plan.simulator.outputs import Target
+from cluster.plan.simulator.randomness import generator
+from cluster.plan.simulator.run_report import FinishedRequest, Report, Tally
+from cluster.plan.simulator.verifier import KvMemory, SimulatedVerifier
+from cluster.plan.simulator.workload import Arrival
 from engine.sampling.params import SamplingParams
 from policies.catalogue import (
     SPECULATIONS,
