@@ -30,7 +30,7 @@ from policies.catalogue import (
     make_selection,
     make_speculation,
 )
-from policies.cost import CostModel
+from policies.cost import NO_SWITCH, CostModel, SwitchCost
 from policies.microbatch import MicroBatchParams
 from policies.request import LaneView
 
@@ -113,6 +113,8 @@ class Cluster:
     """The cost model of a verification that policies are given; None: `verify`."""
     transport_s: float = 0.0
     """Round trip of one call to a host."""
+    own_s: SwitchCost = NO_SWITCH
+    """What the coordinator itself takes of a round: fixed, and for each request."""
     verifier_faults: Faults = NO_FAULTS
 
 
@@ -230,6 +232,7 @@ def _verifier(
         trees=cluster.trees,
         rereads=cluster.rereads,
         transport_s=cluster.transport_s,
+        own_s=cluster.own_s,
         faults=cluster.verifier_faults,
     )
 
