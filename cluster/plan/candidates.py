@@ -1,7 +1,7 @@
 """The topologies that a plan compares: where the target runs, and what drafts for it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -29,9 +29,9 @@ from cluster.plan.simulator.verifier import KvMemory
 from cluster.sources import GGUF, header_folder
 from policies.cost import SwitchCost
 
-_OWN = SwitchCost(0.4e-3, 30e-6)
-_LOOKUP_S = 0.15e-3
-"""What a round takes in the coordinator, and each lookup in it (lab/docs/plan.md)."""
+_OWN, _OWN_OF_DRAFTS = SwitchCost(0.4e-3, 15e-6), SwitchCost(1.0e-3, 40e-6)
+"""What a round without and with drafts takes in the coordinator, lookups included
+(`python -m benchmarks.coordinator`, lab/docs/plan.md)."""
 _ACTOR_S = 0.3e-3
 """A call to an actor (`python -m benchmarks.serving.overhead`)."""
 _USED = 0.9
@@ -204,13 +204,15 @@ def _costs_here(planned: Planned, config: AppConfig, threads: int) -> ReplicaCos
             f"the weights of {planned.model} are not here, so nothing can be measured: fetch them "
             f"with `python -m cluster.fetch {planned.model}`, or describe GPUs with --gpus"
         )
-    target = config.target.model_dump(exclude_unset=True, exclude={"threads"})
-    models = [one for one in config.drafters if not one.is_lookup]
-    return measured(
-        {**target, "placement": "inline"},
-        [one.model_dump(exclude_unset=True) for one in models],
-        threads,
-    )
+    inline = {"placement": "inline"}
+    target = config.target.model_dump(exclude_unset=True, exclude={"threads"}) | inline
+    costs = measured(target, [], threads)
+    models = [one.model_dump(exclude_unset=True) for one in config.drafters if not one.is_lookup]
+    if not models:
+        return costs
+    if config.target.backend != "native":  # which takes a minute to load and costs drafters nothing
+        target |= {"backend": "native", "quantize": "none"}
+    return replace(costs, draft=measured(target, models, threads).draft)
 
 
 class Placed(NamedTuple):
@@ -244,7 +246,7 @@ def _checked(
     specs, models = [], dict(placed.fleet.lookups)
     for drafter in config.drafters:
         if drafter.is_lookup:
-            specs.append(DrafterSpec(drafter.name, drafter.name, None, call_s=_LOOKUP_S))
+            specs.append(DrafterSpec(drafter.name, drafter.name, None))
             continue
         cost, budget = costs.draft[drafter.name]
         size = parameters_of_model(drafter.model or planned.model)
@@ -266,7 +268,7 @@ def _checked(
         config.limits.forward_tokens,
         backend.trees,
         transport_s=0.0 if config.target.placement == "inline" else _ACTOR_S,
-        own_s=_OWN,
+        own_s=_OWN_OF_DRAFTS if specs else _OWN,
     )
     return Option(placed.layout, placed.fleet, args, cluster, placed.replicas, placed.gpus)
 

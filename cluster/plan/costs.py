@@ -42,9 +42,10 @@ def shape_of(model: str, width: float) -> Shape:
     """`width`: bytes of a weight."""
     folder = header_folder(model)
     own = architecture(folder)
-    count = parameters_of(model) or own.parameters()
+    packed = quantization(folder) is not None  # several weights to a stored number
+    count = None if packed else parameters_of(model)
     return Shape(
-        count,
+        count or own.parameters(),
         own.num_hidden_layers,
         own.hidden_size,
         own.num_key_value_heads * own.head_dim,
@@ -68,10 +69,8 @@ def stored_width(model: str) -> float:
     folder = header_folder(model)
     if quantization(folder) is None:
         return 2.0
-    config = read_json(folder / "config.json")
-    found = config.get("quantization_config") or {}
-    bits = found.get("bits") or (4 if "4" in str(found.get("format", "")) else 8)
-    return float(bits) / 8 * 1.06  # with scales
+    found = read_json(folder / "config.json").get("quantization_config") or {}
+    return float(found.get("bits", 8)) / 8 * 1.06  # with scales
 
 
 def by_rates(

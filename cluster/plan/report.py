@@ -93,6 +93,8 @@ def _part(
     if best.fleet.label == fleet.label:
         return f"in, {compared}"
     if best.fleet.given is None or fleet.given is not None:
+        if first.option.layout != best.layout:
+            return f"out, {compared}, where the target itself is slower"
         equal = " (equal: the simpler one is taken)" if abs(gain - 1) <= EQUAL else ""
         return f"out, {compared}{equal}"
     return f"in, {compared}, and beside {best.fleet.given.name}"
