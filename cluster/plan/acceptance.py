@@ -32,7 +32,6 @@ _SMALL_MODELS = ((17.0, 0.75), (68.0, 0.71), (1370.0, 0.57))
 _LOOKUP_SILENT, _LOOKUP_RIGHT, _LOOKUP_STREAKS = 0.55, 0.45, 0.6
 """Of lookups where the trace has no texts: positions without a proposal, proposals that are right,
 and how alike neighbours are. Measured on answers to Spec-Bench (lab/docs/plan.md)."""
-_NO_SIBLINGS: Mapping[str, tuple[float, ...]] = {"rank_shares": (), "sibling_confidence": ()}
 _DEPTH = 8
 _STEPS = 33
 """Points of a fitted curve."""
@@ -103,7 +102,9 @@ def of_lookup(kind: str, texts: Sequence[Text]) -> DrafterModel:
     """Replayed on a trace's texts; without any assumed."""
     if texts:
         return fitted(replayed(drafter_kind(kind).maker()(kind), texts))
-    usual = synthetic(_LOOKUP_RIGHT, persistence=_LOOKUP_STREAKS, **_NO_SIBLINGS)
+    usual = synthetic(
+        _LOOKUP_RIGHT, persistence=_LOOKUP_STREAKS, rank_shares=(), sibling_confidence=()
+    )
     return replace(usual, silent=_LOOKUP_SILENT)
 
 

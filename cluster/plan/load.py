@@ -54,7 +54,8 @@ def usual(clients: int, slo: Slo, context: int) -> Load:
 
 def traced(file: Path, tokenize: Tokenize, slo: Slo, context: int, clients: int | None) -> Load:
     """A CSV file with a header, or JSON lines. Raises ValueError."""
-    arrivals, texts = [], []
+    arrivals: list[Arrival] = []
+    texts = []
     for where, row in _rows(file):
         try:
             prompt, output = (_tokens(row, name, tokenize) for name in ("prompt", "output"))
@@ -66,8 +67,10 @@ def traced(file: Path, tokenize: Tokenize, slo: Slo, context: int, clients: int 
             ) from error
         if min(lengths) < 1 or at_s < 0:
             raise ValueError(f"--trace: {where}: a length below 1 or a time below 0")
-        kept = [min(one, context // 2) for one in lengths]
-        arrivals.append(Arrival(f"r{len(arrivals)}", at_s, *kept, kept[1], slo=slo))
+        asked, answered = (min(one, context // 2) for one in lengths)
+        arrivals.append(
+            Arrival(f"r{len(arrivals)}", at_s, asked, answered, max_tokens=answered, slo=slo)
+        )
         if not isinstance(prompt, int) and not isinstance(output, int):
             texts.append(Text(prompt, output))
     if not arrivals:

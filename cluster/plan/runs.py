@@ -52,7 +52,8 @@ def outcome(option: Option, load: Load, machines: Machines) -> Outcome:
         clients=clients,
     )
     busy = option.replicas if load.clients is None else min(option.replicas, load.clients)
-    messages = busy * report.throughput / max(1.0, report.tokens_per_round)
+    messages = report.throughput / max(1.0, report.tokens_per_round)
+    behind_one = max(1, int(_INGRESS_MESSAGES_S / messages))
     goodput = busy * report.goodput
     hourly = machines.dollars(option.gpus)
     served = [request for request in report.served if request.tokens > 1]
@@ -64,7 +65,7 @@ def outcome(option: Option, load: Load, machines: Machines) -> Outcome:
         report.attainment,
         report.tokens_per_round,
         None if hourly is None or not goodput else hourly / (goodput * 3600) * 1e6,
-        -(-int(messages) // int(_INGRESS_MESSAGES_S)) or 1,
+        -(-busy // behind_one),
     )
 
 
