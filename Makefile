@@ -81,7 +81,7 @@ serve: $(SERVED) $(if $(MODEL),$(COMPILED),model)
 	@$(if $(MODEL),$(BIN)/python -m cluster.fetch '$(MODEL)' && \
 	  $(RUN)/python -m cluster.plan '$(MODEL)' --output $(PLAN))
 	@echo 'Starting Ray and Serve with $(TOPOLOGY): 20 to 40 s until Spindle is ready.'
-	@env $(SERVE_ENV) $(BIN)/serve run --working-dir . $(TOPOLOGY)
+	@env PYTHONPATH=$(CURDIR) $(SERVE_ENV) $(BIN)/serve run $(TOPOLOGY)
 
 # Two processes, one of which runs what needs clusters (tests/conftest.py).
 SHARED := -n 2 --dist loadscope --no-loadscope-reorder

@@ -12,7 +12,7 @@ from cluster.config import AppConfig, ValidationError, problems
 from cluster.config.backends import BACKENDS
 from cluster.config.serving import LimitsConfig
 from cluster.fitting import missing
-from cluster.plan.acceptance import Fleet, of_given, parameters_of_model
+from cluster.plan.acceptance import Fleet, of_given
 from cluster.plan.costs import (
     ReplicaCosts,
     by_rates,
@@ -249,12 +249,11 @@ def _checked(
             specs.append(DrafterSpec(drafter.name, drafter.name, None))
             continue
         cost, budget = costs.draft[drafter.name]
-        size = parameters_of_model(drafter.model or planned.model)
         if placed.fleet.given is not None:
             models[drafter.name] = of_given(placed.fleet.given, planned.model)
         specs += [
             DrafterSpec(
-                lane, drafter.name, cost, drafter.max_batch, budget, size, apart=drafter.gpus >= 1
+                lane, drafter.name, cost, drafter.max_batch, budget, apart=drafter.gpus >= 1
             )
             for lane in drafter.lanes
         ]

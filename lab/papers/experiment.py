@@ -214,9 +214,7 @@ def _lane(paper: Paper, machine: Machine, arm: Arm, drafter: Drafter, most: int)
         cost = cost._replace(delta=drafter.step_s)
     cost = _slower(cost, arm.draft_slower)
     budget = token_budget(cost, most)
-    return DrafterSpec(
-        drafter.model, drafter.model, cost, drafter.capacity, budget, shape.parameters
-    )
+    return DrafterSpec(drafter.model, drafter.model, cost, drafter.capacity, budget)
 
 
 def _predicted(

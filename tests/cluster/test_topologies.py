@@ -24,6 +24,7 @@ from cluster.config import AppConfig
 from cluster.fitting import Node, missing, parse_node
 from cluster.footprint import footprints
 from cluster.placement import plan
+from deployments import version
 from tests.cluster.checkpoints import write_models
 from tests.smollm2 import needs_smollm2
 
@@ -185,6 +186,32 @@ def test_the_recipe_with_a_head_fits_with_the_head_inline_as_well(models: Path) 
     head, *others = config["drafters"]
     drafters = [head | {"placement": "inline"}, *others]
     assert missing(AppConfig.model_validate(config | {"drafters": drafters}), [GPU]) == []
+
+
+def test_the_image_has_the_environment_of_make_serve() -> None:
+    lines = (ROOT / "cluster" / "serve.env").read_text().splitlines()
+    wanted = {line for line in lines if line and not line.startswith("#")}
+    instructions = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
+    assert wanted <= {
+        one for line in instructions if line.startswith("ENV") for one in line.split()
+    }
+
+
+def test_the_manifest_names_this_version_and_waits_for_streams_to_end(models: Path) -> None:
+    manifest = yaml.safe_load((ROOT / "cluster/recipes/kuberay.yaml").read_text())["spec"]
+    cluster = manifest["rayClusterConfig"]
+    pods = [
+        group["template"]["spec"]
+        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])
+    ]
+    images = {container["image"] for pod in pods for container in pod["containers"]}
+    assert images == {f"spindle:{version()}-cuda"}
+    drain_s = load("cluster/recipes/kuberay.yaml", models).scaling.drain_s
+    for pod in pods[1:]:
+        assert pod["terminationGracePeriodSeconds"] > drain_s
+        assert (
+            "ray drain-node" in pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][-1]
+        )
 
 
 def test_the_manifests_own_nodes_hold_its_replica(models: Path) -> None:

@@ -78,8 +78,6 @@ class DrafterSpec:
     capacity: int = 1 << 20
     budget: int = 512
     """AdaServe's B_2: tokens of a draft step."""
-    size: float = 0.0
-    """Parameters."""
     faults: Faults = NO_FAULTS
     call_s: float = 0.0
     """Time of a call besides its forwards; of a lookup, which runs in the coordinator, all of
@@ -91,7 +89,7 @@ class DrafterSpec:
     @property
     def view(self) -> LaneView:
         catch_up_s = 0.0 if self.cost is None else self.cost.predict(0, _CHUNK) / _CHUNK
-        return LaneView(self.lane, self.drafter, self.capacity, self.size, catch_up_s)
+        return LaneView(self.lane, self.drafter, self.capacity, catch_up_s)
 
 
 @dataclass(frozen=True, slots=True)

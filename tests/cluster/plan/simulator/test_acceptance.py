@@ -72,8 +72,3 @@ def test_draws_do_not_depend_on_their_order() -> None:
     assert not np.array_equal(again[0].rank, again[1].rank)
     assert not np.array_equal(again[0].rank, acceptance.draws(8, "", "ssm", 0).rank)
     assert not np.array_equal(again[0].rank, acceptance.draws(7, "", "other", 0).rank)
-
-
-def test_shares_above_1_are_refused() -> None:
-    with pytest.raises(ValueError, match="exceed 1"):
-        synthetic(0.5, request_share=0.7, early_share=0.4)

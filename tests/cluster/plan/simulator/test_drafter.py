@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from actors.hosts.protocol import HostLost
 from cluster.plan.simulator import clock
 from cluster.plan.simulator.acceptance import Acceptance, DrafterModel, synthetic
 from cluster.plan.simulator.device import NO_FAULTS, Faults
@@ -88,13 +87,6 @@ def test_rows_of_accepted_draft_tokens_are_not_run_again() -> None:
     assert clock.run(main(accepted=3)) == 2  # and the deepest level, which was proposed, not run
 
 
-async def test_requests_in_a_batch_are_drafted_to_their_own_depths() -> None:
-    orders = [Stream("a", PROMPT).order(1), Stream("b", PROMPT).order(4)]
-    answers = await drafter(ForwardCost(0.0, 1.0, 10.0)).draft(orders, None)
-    assert [len(tree_of(one)) for one in answers] == [1, 4]
-    assert asyncio.get_running_loop().time() == (10 + 6) + 3 * (10 + 1)
-
-
 @dataclass
 class _DepthRule:
     """Drafts each request to a level of its own, and records its arguments."""
@@ -132,20 +124,6 @@ def test_a_rule_stops_each_request_at_its_level(width: int) -> None:
         assert frontier[-1] == pytest.approx(path[second.depth == depth].tolist())
 
 
-async def test_trees_are_well_formed_and_hold_the_first_choice() -> None:
-    trees = []
-    for width in (1, 2, 4):
-        (answer,) = await drafter().draft([Stream("a", PROMPT).order(4, width)], None)
-        trees.append(tree_of(answer))
-    chain, *wider = trees
-    assert chain.is_chain
-    for width, tree in zip((2, 4), wider, strict=True):
-        rebuilt = DraftTree.build(tree.tokens, tree.parents, tree.confidence)
-        assert np.array_equal(rebuilt.depth, tree.depth)
-        assert max(np.bincount(tree.depth)) == width
-        assert tree.follow(chain.tokens.tolist()[:1])
-
-
 async def test_matched_are_the_tokens_that_the_drafter_would_have_drafted() -> None:
     """Counterfactual scores agree with drafts made at every position."""
     output = target_tokens("a")[:40]
@@ -162,46 +140,3 @@ async def test_matched_are_the_tokens_that_the_drafter_would_have_drafted() -> N
         drafted.append(tree_of(draft).tokens.tolist() == [token])
     assert list(answer.matched) == drafted
     assert {True, False} == set(drafted)
-
-
-async def test_a_request_may_be_forgotten_during_the_transport_of_its_answer() -> None:
-    host, stream = drafter(transport_s=1.0), Stream("a", PROMPT)
-    stream.committed.extend(target_tokens("a")[:4])
-    reading = asyncio.create_task(
-        host.draft([DraftOrder(stream.prefix(), depth=0, score=True)], None)
-    )
-    await asyncio.sleep(1.5)
-    await host.forget(["a"])
-    (answer,) = await reading
-    assert isinstance(answer, Draft)
-    assert len(answer.matched) == 4
-
-
-async def test_a_lookup_drafter_may_propose_nothing_and_takes_no_time() -> None:
-    silent = DrafterModel((0.5, 0.9), (0.5, 0.9), silent=0.5)
-    host = SimulatedDrafter(
-        "ssm",
-        None,
-        TARGET,
-        Acceptance({("", "ssm"): silent}),
-        {str(seed): "" for seed in range(400)},
-    )
-    orders = [Stream(str(seed), PROMPT, seed=seed).order(4) for seed in range(400)]
-    empty = [len(tree_of(one)) == 0 for one in await host.draft(orders, None)]
-    assert 160 < sum(empty) < 240
-    assert asyncio.get_running_loop().time() == 0.0
-
-
-async def test_a_drafter_that_dies_loses_its_state_and_recovers() -> None:
-    now = asyncio.get_running_loop().time
-    host, stream = drafter(faults=Faults((1.5,), recovery_s=2.0)), Stream("a", PROMPT)
-    with pytest.raises(HostLost):
-        await host.draft([stream.order(4)], None)
-    assert now() == 1.5
-    with pytest.raises(HostLost):
-        await host.forget(["a"])
-    await host.recover()
-    assert now() == 3.5
-    stream.committed.extend([1])
-    (answer,) = await host.draft([stream.order(1)], None)
-    assert answer == Missing("a", 0, 2, have=0)

@@ -4,13 +4,11 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from actors.coordinator.events import CaughtUp, Event, Left, Verified
+from actors.coordinator.events import Event, Left, Verified
 from actors.coordinator.settings import Limits, Policies
 from cluster.plan.simulator.acceptance import Acceptance, DrafterModel, synthetic
 from cluster.plan.simulator.device import Faults
@@ -25,11 +23,8 @@ from cluster.plan.simulator.run import (
 from cluster.plan.simulator.run_report import Report
 from cluster.plan.simulator.verifier import KvMemory
 from cluster.plan.simulator.workload import Arrival, Lengths, draw, poisson
-from policies.catalogue import Calibrations
 from policies.cost import ForwardCost
-from policies.estimates.acceptance import accepted_levels
 from policies.microbatch import MicroBatchParams
-from policies.protocols import DraftPlan, LaneBatch, RoundContext
 from policies.request import Slo
 from policies.scheduling.fcfs import fcfs
 from policies.speculation.fixed import Fixed, FixedParams
@@ -79,33 +74,6 @@ def test_runs_repeat_to_the_last_event_in_any_process() -> None:
         check=True,
     )
     assert elsewhere.stdout.strip() == here
-
-
-def test_a_single_drafter_catches_up_even_while_it_does_not_draft() -> None:
-    """Otherwise its first draft would cost the more, the later it is; and how much it would have
-    drafted of what it reads shows its acceptance."""
-    events: list[Event] = []
-    contexts: list[RoundContext] = []
-
-    def make(calibrations: Calibrations) -> Policies:
-        made = policies(depth=0)(calibrations)
-        plan = made.speculation.plan
-
-        def observed(
-            batches: Sequence[LaneBatch], context: RoundContext, now: float
-        ) -> list[DraftPlan]:
-            contexts.append(context)
-            return plan(batches, context, now)
-
-        made.speculation.plan = observed  # type: ignore[method-assign]
-        return made
-
-    requests = workload()
-    simulate(requests, cluster("small"), make, LIMITS, observe=events.append)
-    caught_up = sum(event.tokens for event in events if isinstance(event, CaughtUp))
-    assert caught_up > sum(request.prompt_tokens for request in requests) / 2
-    _, levels = accepted_levels(np.array(contexts[-1].acceptance.export()["small"]))
-    assert levels > 100
 
 
 def test_plain_decoding_of_one_request_takes_the_cost_models_time() -> None:

@@ -5,7 +5,6 @@ import asyncio
 import numpy as np
 import pytest
 
-from actors.hosts.protocol import HostLost
 from cluster.plan.simulator import clock
 from cluster.plan.simulator.device import NO_FAULTS, Faults
 from cluster.plan.simulator.outputs import STOP, Target
@@ -130,14 +129,3 @@ async def test_without_swap_evicted_requests_are_missing_and_prefilled_again() -
     first.seen = 0
     again = await verify(host, first)
     assert again.tokens == tuple(TARGET.output("a", 0)[1:2])
-
-
-async def test_a_verifier_that_dies_loses_its_state() -> None:
-    host, stream = verifier(faults=Faults((1.5,), recovery_s=3.0)), Stream("a", [1] * 20)
-    await verify(host, stream)
-    with pytest.raises(HostLost):
-        await host.verify([order(stream)])
-    await host.recover()
-    assert asyncio.get_running_loop().time() == 4.5
-    (answer,) = await host.verify([order(stream)])
-    assert answer == Missing("a", 0, 3, have=0)
