@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from cluster.adapters import LoraModules
 from cluster.architecture import Architecture
 from cluster.built_in_models import inflated_target
 from cluster.checkpoint_files import Quantize
@@ -89,6 +90,9 @@ class TargetConfig(Section):
     """Computing threads per rank."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Arguments of vLLM's engine, for `backend: vllm`."""
+    lora_modules: LoraModules = Field(default_factory=dict)
+    """LoRA adapters, for `backend: vllm`: their names, under which they are served, and the
+    directories with PEFT's files (docs/vllm.md)."""
     tool_parser: Literal["hermes", "llama3_json"] | None = None
     """The form in which the model writes tool calls: `hermes` (also Qwen) or `llama3_json`; null: a
     request's `tool_choice` cannot be `auto` (docs/api.md)."""
@@ -180,8 +184,8 @@ class DrafterConfig(Section):
     """For kind `quantized`: how the target's weights are rounded, as by the target's `quantize`."""
     past_tokens: Count = 100_000
     """For kind `suffix`: tokens of past outputs to keep, for all requests together; the least
-    recently used are dropped. Each takes at most 120 bytes of the replica's memory
-    (docs/drafters.md)."""
+    recently used are dropped. Each takes at most 120 bytes of a replica's memory, and 24 of the
+    router's (docs/drafters.md)."""
     instances: AtLeastOne = 1
     """Number of lanes that run this drafter; several are named NAME/0, NAME/1, ..."""
     placement: Placement = Field(

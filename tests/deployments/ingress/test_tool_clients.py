@@ -123,6 +123,15 @@ async def test_only_allowed_tools_are_shown_and_called(app: ToolsApp, mode: str)
         model="target", input="Weather?", tools=FUNCTIONS, tool_choice=of_responses
     )
     assert response.tool_choice.to_dict() == of_responses  # type: ignore[union-attr]
+    if mode == "auto":
+        replicas.text = TWO_CALLS
+        answer = await client.chat.completions.create(
+            model="target", messages=ASK, tools=TOOLS, tool_choice=some
+        )
+        message = answer.choices[0].message.to_dict()
+        assert '{"name": "get_weather"' in str(message["content"])
+        called: Any = message["tool_calls"]
+        assert [call["function"]["name"] for call in called] == ["search"]
     for request in replicas.requests:
         prompt, grammar = replicas.tokens.decode(request["prompt_ids"]), request["params"].grammar
         assert '"search"' in prompt
@@ -269,18 +278,6 @@ def test_tools_beside_a_schema_of_the_answer(called: bool) -> None:
     run(text, test, tool_parser=None)
 
 
-@within(tools_app, TWO_CALLS, tool_parser=None)
-async def test_none_forbids_calls_and_auto_needs_a_parser(app: ToolsApp) -> None:
-    client, _ = app
-    answer = await client.chat.completions.create(
-        model="target", messages=ASK, tools=TOOLS, tool_choice="none"
-    )
-    assert answer.choices[0].message.content == TWO_CALLS
-    assert answer.choices[0].message.tool_calls is None
-    with pytest.raises(openai.BadRequestError, match=r"target\.tool_parser"):
-        await client.chat.completions.create(model="target", messages=ASK, tools=TOOLS)
-
-
 def types(events: Sequence[ResponseStreamEvent]) -> list[str]:
     """The events' types, repeated ones once."""
     return [
@@ -404,10 +401,52 @@ async def test_the_items_of_a_response_are_the_next_input(app: ToolsApp) -> None
     assert replicas.prompt.endswith(f"<|user|>Weather?{turn}{read}<|assistant|>")
 
 
+def test_a_response_continues_a_stored_one_of_the_same_client() -> None:
+    """In a memory for some 14 items, of which those used last are kept."""
+
+    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
+        async def ask(text: str, before: str | None = None, **fields: Any) -> Any:
+            return await client.responses.create(
+                model="target", input=text, previous_response_id=before, **fields
+            )
+
+        async def refused(before: str, **fields: Any) -> None:
+            with pytest.raises(openai.NotFoundError, match="was dropped; send the items") as error:
+                await ask("More?", before, **fields)
+            assert error.value.param == "previous_response_id"
+
+        first = await ask("One?", instructions="Be brief.")
+        assert first.to_dict()["store"] is True
+        async with client.responses.stream(
+            model="target", input="Two?", previous_response_id=first.id
+        ) as stream:
+            second = await stream.get_final_response()
+        assert second.previous_response_id == first.id
+        third = await ask("Three?", second.id, store=False)
+        asked = "<|user|>One?<|assistant|>Yes.<|user|>Two?<|assistant|>Yes.<|user|>Three?"
+        assert replicas.prompt == f"{asked}<|assistant|>", "without the first instructions"
+        fork = await ask("Or?", first.id)
+        assert replicas.prompt == "<|user|>One?<|assistant|>Yes.<|user|>Or?<|assistant|>"
+        await refused(third.id)
+        await refused(first.id, extra_body={"cache_salt": "another"})
+        for _ in range(3):
+            await ask("Something else?")
+        await refused(second.id)
+        assert (await ask("And?", fork.id)).output_text == "Yes."
+
+    async def inside() -> None:
+        limits = {"stored_response_bytes": 30_000}
+        async with scripted(checkpoint(), "Yes.", limits) as (client, replicas):
+            await test(client, replicas)
+
+    asyncio.run(inside())
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id", "not stored here; send"),
+        ({"conversation": "conv_1"}, "conversation", "use previous_response_id"),
         (
             {"extra_body": {"spindle": {"trace": True}, "stream": True}},
             "spindle",
@@ -430,33 +469,3 @@ async def test_what_a_response_cannot_have_is_refused_by_name(
     assert refused.value.status_code in (400, 413)
     assert refused.value.param == param
     assert not replicas.requests
-
-
-@within(tools_app, REASONED, reasoning_parser="qwen3")
-async def test_a_parsed_response_has_the_logprobs_of_its_message(app: ToolsApp) -> None:
-    """Whole and streamed; a verdict's tokens are listed together."""
-    client, _ = app
-    fields: Any = {
-        "model": "target",
-        "input": "Weather?",
-        "tools": FUNCTIONS,
-        "include": ["message.output_text.logprobs"],
-        "top_logprobs": 1,
-    }
-    whole = await client.responses.create(**fields)
-    async with client.responses.stream(**fields) as stream:
-        streamed = [
-            one.token
-            async for event in stream
-            if event.type == "response.output_text.delta"
-            for one in event.logprobs
-        ]
-        read = await stream.get_final_response()
-    for response in (whole, read):
-        items: list[Any] = [item for item in response.output if item.type == "message"]
-        (part,) = items[0].content
-        assert part.text == "Let me see."
-        listed = [one.token for one in part.logprobs]
-        assert "Let me see." in "".join(listed)
-        assert "get_weather" not in "".join(listed)
-        assert listed == streamed
