@@ -71,7 +71,7 @@ class Api:
         )
         self._shares = Shares(config, lambda: len(self._heartbeats.replicas))
         self.readiness = Readiness(replicas, self._heartbeats)
-        self.draining = Draining(config.scaling.drain_s)
+        self.draining = Draining(self._shares, config.scaling.drain_s)
         self.reader = Reader(self.tokens)
         self.ignored_fields = IgnoredFields()
         self._looking = asyncio.Lock()
@@ -134,23 +134,18 @@ class Api:
         limits = self._limits or await self.ready()
         most = self._shares.largest_request
         choices = self._builder.check_size(request, client, limits, most)
-        self._shares.take(client, choices)
-        self.draining.admit()
+        self.draining.admit(client, choices)
 
         def on_close(answer: Answer) -> None:
-            self._give_back(client, choices, answer)
+            self.draining.end(client, choices, answer)
             self.log.ended(answer, client.tenant, request.model)
 
         try:
             answer = await self._answer(request, client.tenant, limits, on_close, request_id)
         except BaseException:
-            self._give_back(client, choices, None)
+            self.draining.end(client, choices, None)
             raise
         return await self.draining.begun(answer)
-
-    def _give_back(self, client: Client, choices: int, answer: Answer | None) -> None:
-        self._shares.give_back(client, choices)
-        self.draining.end(answer)
 
     async def _answer(
         self,

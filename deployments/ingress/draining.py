@@ -1,9 +1,10 @@
-"""How the ingress stops: it refuses requests, while those under way end."""
+"""Which requests are under way, and how the ingress stops: it refuses others, while those end."""
 
 import asyncio
 from contextlib import suppress
 
 from deployments.ingress.answers.choices import Answer
+from deployments.ingress.clients import Client, Shares
 from deployments.ingress.errors import ApiError
 
 _LAST_S = 1.0
@@ -11,8 +12,9 @@ _LAST_S = 1.0
 
 
 class Draining:
-    def __init__(self, most_s: float) -> None:
+    def __init__(self, shares: Shares, most_s: float) -> None:
         """`most_s`: how long requests that are under way may take."""
+        self._shares = shares
         self._most_s = most_s
         self._stopping = False
         self._admitted = 0
@@ -25,7 +27,9 @@ class Draining:
         if self._stopping:
             raise ApiError(503, "the server is stopping; try again, where or when another runs")
 
-    def admit(self) -> None:
+    def admit(self, client: Client, choices: int) -> None:
+        """Takes the client's places; raises ApiError 429 if there are none."""
+        self._shares.take(client, choices)
         self._admitted += 1
         self._idle.clear()
 
@@ -35,8 +39,9 @@ class Draining:
         await answer.open()
         return answer
 
-    def end(self, answer: Answer | None) -> None:
+    def end(self, client: Client, choices: int, answer: Answer | None) -> None:
         """Once for each `admit`; None: no answer has begun."""
+        self._shares.give_back(client, choices)
         self._answers -= {answer}
         self._admitted -= 1
         if not self._admitted:
