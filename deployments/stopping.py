@@ -32,12 +32,14 @@ def drain() -> None:
     """Has each application of ours refuse requests, and returns when none is under way."""
     applications = serve.status().applications
     ours = [name for name, one in applications.items() if one.deployments.keys() >= _PARTS]
-    asyncio.run(_drain([serve.get_app_handle(name) for name in ours]))
+    asyncio.run(_drain(ours))
 
 
-async def _drain(ingresses: Sequence[DeploymentHandle]) -> None:
-    """On a loop, as handles run on their caller's with cluster/serve.env."""
-    draining = [one.drain.remote() for one in ingresses]
+async def _drain(applications: Sequence[str]) -> None:
+    """On a loop, as handles run on their caller's with cluster/serve.env. Those that Serve makes
+    itself it would shut down later, when the loop is closed."""
+    handles = [DeploymentHandle("Ingress", name) for name in applications]
+    draining = [one.drain.remote() for one in handles]
     for response in draining:
         await response
 

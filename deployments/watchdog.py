@@ -41,6 +41,8 @@ def main(raylet: int, ingress: int, orderly_s: float) -> None:
         ended = _first(watched, orderly_s, ingress)
     if not names.get(ended) or (starter and _first(watched, orderly_s, ingress, ended) == starter):
         return
+    if starter and not _parent(ended):  # else nobody has waited for its end
+        return
     if not starter:
         _kill(_workers(raylet))
         return
