@@ -57,6 +57,8 @@ class StreamRequest(Routed):
     tenant: str
     scope: Scope
     speculation: SpeculationFields
+    may_teach: bool
+    """Whether a drafter may learn from it."""
     trace: bool
     """Whether each commit carries a trace of its round."""
     pause_s: float

@@ -31,6 +31,7 @@ from deployments.replica.metrics import Metrics
 from deployments.replica.streams import HeartbeatMonitor, refusal, submit
 from deployments.router_actor import exchange
 from deployments.series import Family
+from deployments.trainer_actor import exchange_lessons
 from engine.errors import SpindleError
 
 if TYPE_CHECKING:
@@ -85,6 +86,9 @@ class Replica:
         service.add_observer(self._live.observe)
         self._pooling = asyncio.create_task(service.pool(self._name, exchange))
         self._exporting = asyncio.create_task(self._export_metrics(service))
+        if self._config.learner is not None:
+            learning = service.learn(self._name, exchange_lessons, self._metrics.set_learning)
+            self._learning = asyncio.create_task(learning)
         return service
 
     async def reconfigure(self, user_config: Mapping[str, Any] | None, rank: ReplicaRank) -> None:

@@ -67,7 +67,7 @@ class SharedFields(Fields):
     prompt_cache_key: Text | None = None
     """Without effect: the prefix cache finds prompts with the same beginning by itself."""
     store: bool = False
-    """Nothing is stored: true has no effect."""
+    """Nothing is stored: true has no effect. A request that says false teaches no drafter."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = None
     """Only requests of the same client with the same salt reuse what this one leaves: prefix cache
     and past outputs."""
@@ -115,6 +115,12 @@ class SharedFields(Fields):
     @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def may_teach(self) -> bool:
+        """A salt says that nothing is left for other requests, and so does `store: false`, which
+        is the default where nobody has said anything."""
+        return self.cache_salt is None and (self.store or "store" not in self.model_fields_set)
 
     @property
     def given_seed(self) -> int | None:

@@ -105,6 +105,7 @@ class StreamRequestBuilder:
                         "tenant": tenant,
                         "scope": Scope(scope_tenant, request.cache_salt or ""),
                         "speculation": speculation,
+                        "may_teach": request.may_teach and self._config.may_teach(tenant),
                         "trace": request.spindle.trace,
                         "pause_s": pause_s,
                         "avoid": [],

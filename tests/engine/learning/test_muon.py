@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from lab.zoo import muon
-from lab.zoo.muon import Muon, orthogonalised
+from engine.learning import muon
+from engine.learning.muon import Muon, orthogonalised
 
 
 def test_singular_values_become_nearly_one() -> None:
