@@ -43,7 +43,7 @@ define install
 @touch $@
 endef
 
-.PHONY: model serve test test-fast test-lab lint bench bench-lab screenshots clean
+.PHONY: model serve test test-fast test-lab lint bench bench-lab docs screenshots clean
 
 $(INSTALLED): constraints/$(BUILD).txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 13) \
@@ -115,9 +115,21 @@ bench-lab: $(WITH_TESTS)
 	$(RUN)/python -m lab.studies.comparison
 	$(RUN)/python -m lab.papers --smoke
 
+SITE := .cache/site
+
+# The pages link to each other as they lie in this folder, so the site is built from links to them.
+docs: $(SITE)/.installed
+	@mkdir -p $(SITE)/pages/lab && ln -sfn $(addprefix $(CURDIR)/,docs cluster examples README.md \
+	  CONTRIBUTING.md CHANGELOG.md) $(SITE)/pages && ln -sfn $(CURDIR)/lab/docs $(SITE)/pages/lab
+	@NO_MKDOCS_2_WARNING=1 $(SITE)/venv/bin/mkdocs build --quiet --strict && echo 'The site: $(SITE)/html/index.html'
+
+$(SITE)/.installed: constraints/docs.txt
+	@$(PYTHON) -m venv $(SITE)/venv && $(SITE)/venv/bin/pip install -qq --no-deps -r $<
+	@touch $@
+
 # Pictures of a running application for the README and docs, in docs/images/, in Chromium (apt-get install chromium).
 screenshots: $(WITH_TESTS) model
 	$(RUN)/python -m lab.pictures
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(SITE) .mypy_cache .ruff_cache .pytest_cache .hypothesis

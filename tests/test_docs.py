@@ -142,5 +142,11 @@ def test_every_page_of_the_docs_is_in_its_index() -> None:
         assert pages <= linked, sorted(str(page.relative_to(ROOT)) for page in pages - linked)
 
 
+def test_every_page_of_the_docs_is_in_the_sites_navigation() -> None:
+    site = text(ROOT / "mkdocs.yml")
+    pages = {str(page.relative_to(ROOT)) for page in PAGES if page.is_relative_to(ROOT / "docs")}
+    assert not {page for page in pages if f": {page}\n" not in site}
+
+
 def test_the_readme_is_short() -> None:
     assert len(text(ROOT / "README.md").splitlines()) <= README_LINES

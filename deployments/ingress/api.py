@@ -37,7 +37,7 @@ from deployments.ingress.requests.completions import ChatRequest, GenerationRequ
 from deployments.ingress.requests.stream_requests import StreamRequestBuilder
 from deployments.ingress.requests.tools import ToolUse
 from deployments.ingress.tokenizer import Tokens
-from deployments.ingress.watching import LiveView, families_of, live, prometheus_text
+from deployments.ingress.watching import LiveView, as_vllm, families_of, live, prometheus_text
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits
 
@@ -96,7 +96,9 @@ class Api:
             await self.ready()
         calls = [families_of(self.replicas, name) for name in sorted(self._heartbeats.replicas)]
         of_replicas = await asyncio.gather(*calls)
-        return prometheus_text([*self.metrics.families(), *chain(*of_replicas)])
+        families = [*chain(*of_replicas)]
+        vllm = as_vllm(families, self.config.served_name)
+        return prometheus_text([*self.metrics.families(), *families, *vllm])
 
     async def live(self, seconds: float, client: Client) -> LiveView:
         """The numbers of the replicas' last seconds, for operators; others learn what the config

@@ -22,6 +22,7 @@ _TEXTS: Mapping[str, str] = {
     "missing": "is required",
     "none_required": "is not supported here; leave it out",
     "extra_forbidden": "there is no such field; leave it out",
+    "union_tag_not_found": "needs a type",
     "union_tag_invalid": "must be one of {expected_tags}",
 }
 """In place of pydantic's own words, which repeat what was sent or do not name the way out."""

@@ -39,11 +39,18 @@ def ignored_fields(request: Fields, tokens: Tokens) -> list[str]:
     """The names of fields without effect; those of inner objects have their path, without the
     indexes of lists."""
     names = dict.fromkeys(_walk(request, ""))
-    if isinstance(request, ChatRequest):
-        used = tokens.used_variables(request.chat_template_kwargs)
-        unused = [name for name in request.chat_template_kwargs if name not in used]
-        names |= dict.fromkeys(f"chat_template_kwargs.{name}" for name in unused)
     if isinstance(request, ChatRequest | ResponsesRequest):
+        if isinstance(request, ChatRequest):
+            chat, effort, verbosity = request, "reasoning_effort", "verbosity"
+        else:
+            chat, effort, verbosity = request.chat, "reasoning.effort", "text.verbosity"
+        used = tokens.used_variables(chat.template_variables)
+        unused = [name for name in chat.chat_template_kwargs if name not in used]
+        names |= dict.fromkeys(f"chat_template_kwargs.{name}" for name in unused)
+        if chat.reasoning_effort and not used.keys() & {"reasoning_effort", "enable_thinking"}:
+            names[effort] = None
+        if chat.verbosity and "verbosity" not in used:
+            names[verbosity] = None
         use = request.tool_use
         if use.may_call and not use.is_enforced and not tokens.shows_tools:
             names["tools"] = None

@@ -63,27 +63,26 @@ def app() -> Iterator[serve.handle.DeploymentHandle]:
 def scrape(label: str = "") -> Samples:
     """Our samples by name, or by name and the value of one label, summed over the others."""
     text = urllib.request.urlopen(METRICS_URL, timeout=10).read().decode()
-    samples: Samples = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name.startswith("ray_spindle_"):
-                name = sample.name.removeprefix("ray_spindle_")
-                key = f"{name}/{sample.labels[label]}" if label in sample.labels else name
-                samples[key] = samples.get(key, 0.0) + sample.value
-    return samples
+    return summed(text, "ray_spindle_", label)
 
 
-def over_http() -> Samples:
-    """Those of `/metrics`, by name."""
+def over_http(label: str = "") -> Samples:
+    """The same of `/metrics`."""
     asked = urllib.request.Request(
         f"{URL}/metrics", headers={"Authorization": f"Bearer {KEYS['operator']}"}
     )
     text = urllib.request.urlopen(asked, timeout=10).read().decode()
+    return summed(text, "spindle_", label) | summed(text, "vllm:", label)
+
+
+def summed(text: str, prefix: str, label: str) -> Samples:
     samples: Samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            name = sample.name.removeprefix("spindle_")
-            samples[name] = samples.get(name, 0.0) + sample.value
+            if sample.name.startswith(prefix):
+                name = sample.name.removeprefix(prefix)
+                key = f"{name}/{sample.labels[label]}" if label in sample.labels else name
+                samples[key] = samples.get(key, 0.0) + sample.value
     return samples
 
 
@@ -167,6 +166,18 @@ def test_the_counts_are_what_clients_received(app: serve.handle.DeploymentHandle
     for host in ("verifier", "tiny"):
         assert by_host[f"busy_seconds_total/{host}"] > 0
         assert by_host[f"idle_seconds_total/{host}"] > 0
+    vllm = "spec_decode_num_"
+    http = over_http()
+    assert 0 < http[f"{vllm}drafts_total"] < samples["rounds_total"]
+    assert http[f"{vllm}draft_tokens_total"] == samples["verified_tokens_total"]
+    assert http[f"{vllm}accepted_tokens_total"] == samples["accepted_tokens_total"]
+    by_position = over_http("position")
+    for place in range(5):
+        ours = by_position[f"accepted_tokens_total/{place + 1}"]
+        assert by_position[f"{vllm}accepted_tokens_per_pos_total/{place}"] == ours
+    for label in ("model_name", "engine"):
+        assert f"{vllm}accepted_tokens_total" not in over_http(label), "it has the label"
+
     # Even seeds have an SLO that cannot be met.
     by_kept = scrape("kept")
     assert by_kept["promises_total/yes"] == by_kept["promises_total/no"] == STREAMS / 2

@@ -1,6 +1,6 @@
 """The requests of OpenAI's two completion APIs. docs/api.md has the table of their fields."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Self, cast
 
@@ -11,8 +11,10 @@ from deployments.ingress.requests.chat_messages import Messages
 from deployments.ingress.requests.fields import (
     Alternatives,
     AtLeastOne,
+    Effort,
     JsonObject,
     Prompt,
+    Verbosity,
 )
 from deployments.ingress.requests.shared_fields import SharedFields
 from deployments.ingress.requests.structured_outputs import (
@@ -107,10 +109,15 @@ class ChatRequest(_FormedRequest):
     """The model continues the last message instead of answering it."""
     chat_template_kwargs: JsonObject = {}
     """Variables for the checkpoint's chat template; those that it does not use have no effect."""
+    reasoning_effort: Effort | None = None
+    """A variable of the chat template, as `enable_thinking` is, which `none` makes false."""
+    verbosity: Verbosity | None = None
+    """A variable of the chat template."""
     tools: Tools = []
     """Functions that the model may call."""
     tool_choice: ToolChoice | None = None
-    """`auto` (the default where there are tools), `none`, `required`, or one function."""
+    """`auto` (the default where there are tools), `none`, `required`, one function, or
+    `allowed_tools`: some of them."""
     parallel_tool_calls: bool = True
     """False: the answer has at most one call."""
 
@@ -135,6 +142,20 @@ class ChatRequest(_FormedRequest):
     def generation_prompt(self) -> bool:
         given = self.add_generation_prompt
         return not self.continue_final_message if given is None else given
+
+    @property
+    def template_variables(self) -> Mapping[str, Any]:
+        """As vLLM gives them to the chat template; `chat_template_kwargs` win."""
+        effort = self.reasoning_effort
+        given = {
+            "reasoning_effort": effort,
+            "enable_thinking": None if effort is None else effort != "none",
+            "verbosity": self.verbosity,
+        }
+        return {
+            **{name: value for name, value in given.items() if value is not None},
+            **self.chat_template_kwargs,
+        }
 
     @property
     def token_limit(self) -> int | None:

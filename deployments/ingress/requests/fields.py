@@ -1,7 +1,7 @@
 """The base class of everything that clients send, and the types of single fields."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
@@ -49,6 +49,8 @@ def _short(metadata: dict[str, Any]) -> dict[str, Any]:
 Text = Annotated[str, AfterValidator(_encodable)]
 JsonObject = Annotated[dict[str, Any], AfterValidator(shallow)]
 Metadata = Annotated[JsonObject, AfterValidator(_short)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
 TokenId = Annotated[int, within(ranges.COUNT)]
 TokenKey = Annotated[TokenId, Field(strict=False)]
 Bias = Annotated[float, within(ranges.BIAS)]

@@ -119,10 +119,10 @@ class StreamRequestBuilder:
         if isinstance(request, ChatRequest):
             ids = await self._tokens.encode_chat(
                 (message.for_template for message in request.messages),
-                (tool.for_template for tool in request.tools),
+                (tool.for_template for tool in request.tool_use.tools),
                 request.generation_prompt,
                 request.continue_final_message,
-                request.chat_template_kwargs,
+                request.template_variables,
                 tenant,
                 _template_size(request),
             )

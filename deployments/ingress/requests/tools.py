@@ -57,7 +57,22 @@ class NamedToolChoice(Fields):
     """The one to be called."""
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
+class AllowedTools(Fields):
+    mode: Literal["auto", "required"]
+    """Whether one of them must be called."""
+    tools: Annotated[list[NamedToolChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+    """Those of the tools that may be called: the model sees no others."""
+
+
+class AllowedToolsChoice(Fields):
+    type: Literal["allowed_tools"]
+    """Some of the tools."""
+    allowed_tools: AllowedTools
+    """Which."""
+
+
+_Word = Literal["none", "auto", "required"]
+ToolChoice = _Word | Annotated[NamedToolChoice | AllowedToolsChoice, Field(discriminator="type")]
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]
 
 
@@ -66,7 +81,8 @@ class ToolUse:
     """What a request's fields about tools mean together."""
 
     tools: Sequence[Tool] = ()
-    choice: ToolChoice = "none"
+    """Those that the choice allows."""
+    choice: _Word | NamedToolChoice = "none"
     parallel: bool = True
     answer: Schema | None = None
     """The JSON schema of an answer without calls; None: it may be any text."""
@@ -84,11 +100,17 @@ class ToolUse:
         for index, name in enumerate(names):
             if name in names[:index]:
                 raise InvalidRequest("tools", f"two functions are called {name!r}; rename one")
+        if isinstance(choice, AllowedToolsChoice):
+            allowed = {one.function.name for one in choice.allowed_tools.tools}
+            if unknown := allowed - set(names):
+                raise InvalidRequest("tool_choice", _no_function(min(unknown)))
+            tools = [tool for tool in tools if tool.function.name in allowed]
+            choice = choice.allowed_tools.mode
         use = cls(tools, choice or ("auto" if tools else "none"), parallel, answer)
         if use.must_call and not tools:
             raise InvalidRequest("tool_choice", "needs a function in tools")
         if use.named is not None and use.named not in names:
-            raise InvalidRequest("tool_choice", f"{use.named!r} is none of the functions in tools")
+            raise InvalidRequest("tool_choice", _no_function(use.named))
         return use
 
     @property
@@ -108,6 +130,10 @@ class ToolUse:
     def is_enforced(self) -> bool:
         """Whether the output keeps to `call_schema`."""
         return self.must_call or (self.may_call and self.answer is not None)
+
+
+def _no_function(name: str) -> str:
+    return f"{name!r} is none of the functions in tools"
 
 
 def calls_grammar(use: ToolUse) -> OutputGrammar:

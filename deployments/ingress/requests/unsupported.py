@@ -36,10 +36,6 @@ SHARED: Mapping[str, Unsupported] = {
     "logprob_token_ids": Unsupported("chosen tokens cannot be scored; use logprobs", ([],)),
     "thinking_token_budget": Unsupported("is not supported; use max_tokens", (-1,)),
     "repetition_detection": Unsupported("is not supported; use frequency_penalty"),
-    "reasoning_effort": Unsupported(
-        "use chat_template_kwargs, if the model's chat template knows it", ("none",)
-    ),
-    "verbosity": Unsupported("only 'medium' is supported; ask for it in the prompt", ("medium",)),
     "audio": Unsupported("only text is generated"),
     "modalities": Unsupported("only ['text'] is supported", (["text"],)),
     "web_search_options": Unsupported("there is no search"),

@@ -13,10 +13,19 @@ from cluster.config.section import within
 from deployments.ingress.answers.json_text import without_infinities
 from deployments.ingress.errors import ApiError
 from deployments.ingress.requests.completions import ChatRequest
-from deployments.ingress.requests.fields import Alternatives, AtLeastOne, Fields, Text
+from deployments.ingress.requests.fields import (
+    Alternatives,
+    AtLeastOne,
+    Effort,
+    Fields,
+    Text,
+    Verbosity,
+)
 from deployments.ingress.requests.shared_fields import SharedFields
 from deployments.ingress.requests.tools import (
     MAX_TOOLS,
+    AllowedTools,
+    AllowedToolsChoice,
     FunctionName,
     NamedFunction,
     NamedToolChoice,
@@ -83,6 +92,30 @@ class NamedFunctionChoice(Fields):
     name: FunctionName
     """One of the tools."""
 
+    @property
+    def for_chat(self) -> NamedToolChoice:
+        return NamedToolChoice(type="function", function=NamedFunction(name=self.name))
+
+
+class AllowedFunctionsChoice(Fields):
+    type: Literal["allowed_tools"]
+    """Some of the tools."""
+    mode: Literal["auto", "required"]
+    """Whether one of them must be called."""
+    tools: Annotated[list[NamedFunctionChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+    """Those of the tools that may be called: the model sees no others."""
+
+    @property
+    def for_chat(self) -> AllowedToolsChoice:
+        allowed = AllowedTools(mode=self.mode, tools=[tool.for_chat for tool in self.tools])
+        return AllowedToolsChoice(type="allowed_tools", allowed_tools=allowed)
+
+
+FunctionChoice = (
+    Literal["none", "auto", "required"]
+    | Annotated[NamedFunctionChoice | AllowedFunctionsChoice, Field(discriminator="type")]
+)
+
 
 class TextFormat(Fields):
     type: Literal["text", "json_object", "json_schema"] = "text"
@@ -119,6 +152,13 @@ class TextFormat(Fields):
 class TextOptions(Fields):
     format: TextFormat = TextFormat()
     """`text`, `json_object`, or `json_schema` with a schema."""
+    verbosity: Verbosity | None = None
+    """A variable of the chat template."""
+
+
+class ReasoningOptions(Fields):
+    effort: Effort | None = None
+    """A variable of the chat template."""
 
 
 class ResponsesRequest(SharedFields):
@@ -134,10 +174,13 @@ class ResponsesRequest(SharedFields):
     """A response is one answer."""
     max_output_tokens: AtLeastOne | None = None
     """Absent: as many as fit into the context."""
+    reasoning: ReasoningOptions = ReasoningOptions()
+    """How much the model reasons, where its chat template knows that."""
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = []
     """Functions that the model may call."""
-    tool_choice: Literal["none", "auto", "required"] | NamedFunctionChoice | None = None
-    """`auto` (the default where there are tools), `none`, `required`, or one function."""
+    tool_choice: FunctionChoice | None = None
+    """`auto` (the default where there are tools), `none`, `required`, one function, or
+    `allowed_tools`: some of them."""
     parallel_tool_calls: bool = True
     """False: the answer has at most one call."""
     text: TextOptions = TextOptions()
@@ -178,9 +221,7 @@ class ResponsesRequest(SharedFields):
     @property
     def _chat_choice(self) -> ToolChoice | None:
         choice = self.tool_choice
-        if not isinstance(choice, NamedFunctionChoice):
-            return choice
-        return NamedToolChoice(type="function", function=NamedFunction(name=choice.name))
+        return choice if choice is None or isinstance(choice, str) else choice.for_chat
 
     @property
     def wants_logprobs(self) -> bool:
@@ -213,6 +254,8 @@ class ResponsesRequest(SharedFields):
                 "tool_choice": self._chat_choice,
                 "parallel_tool_calls": self.parallel_tool_calls,
                 "response_format": self.text.format.for_chat,
+                "reasoning_effort": self.reasoning.effort,
+                "verbosity": self.text.verbosity,
             }
         )
 
@@ -227,12 +270,12 @@ class ResponsesRequest(SharedFields):
             "metadata": self.metadata or {},
             "parallel_tool_calls": self.parallel_tool_calls,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": self.reasoning.effort, "summary": None},
             "service_tier": "default",
             "background": False,
             "store": False,
             "temperature": self.temperature,
-            "text": {"format": self.text.format.echoed},
+            "text": {"format": self.text.format.echoed, "verbosity": self.text.verbosity},
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
             "tools": [tool.model_dump() for tool in self.tools],
             "top_logprobs": self.top_logprobs or 0,

@@ -102,6 +102,67 @@ async def test_a_chat_calls_tools_and_reads_their_results(app: ToolsApp) -> None
     assert f"[get_weather {PARIS[1]}]" in replicas.prompt
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+@within(tools_app, json.dumps([{"name": "search", "parameters": {}}]))
+async def test_only_allowed_tools_are_shown_and_called(app: ToolsApp, mode: str) -> None:
+    client, replicas = app
+    some: Any = {
+        "type": "allowed_tools",
+        "allowed_tools": {
+            "mode": mode,
+            "tools": [{"type": "function", "function": {"name": "search"}}],
+        },
+    }
+    of_responses: Any = {
+        "type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "search"}]
+    }  # fmt: skip
+    await client.chat.completions.create(
+        model="target", messages=ASK, tools=TOOLS, tool_choice=some
+    )
+    response = await client.responses.create(
+        model="target", input="Weather?", tools=FUNCTIONS, tool_choice=of_responses
+    )
+    assert response.tool_choice.to_dict() == of_responses  # type: ignore[union-attr]
+    for request in replicas.requests:
+        prompt, grammar = replicas.tokens.decode(request["prompt_ids"]), request["params"].grammar
+        assert '"search"' in prompt
+        assert "get_weather" not in prompt
+        assert (grammar is not None) == (mode == "required")
+        assert grammar is None or "get_weather" not in grammar.text
+
+
+@pytest.mark.parametrize(
+    ("template", "shown", "ignored"),
+    [
+        ("{{ reasoning_effort }} {{ verbosity }}", "low high", ""),
+        ("{{ enable_thinking }}", "True", "verbosity"),
+        ("{{ messages[0].content }}", "Weather?", "reasoning_effort, verbosity"),
+    ],
+)
+def test_effort_and_verbosity_reach_a_template_that_knows_them(
+    template: str, shown: str, ignored: str, tmp_path: Path
+) -> None:
+    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
+        chat = await client.chat.completions.with_raw_response.create(
+            model="target", messages=ASK, reasoning_effort="low", verbosity="high"
+        )
+        response = await client.responses.with_raw_response.create(
+            model="target",
+            input="Weather?",
+            reasoning={"effort": "low"},
+            text={"verbosity": "high"},
+        )
+        prompts = [replicas.tokens.decode(one["prompt_ids"]) for one in replicas.requests]
+        assert prompts == [shown] * 2
+        assert chat.headers.get("x-spindle-ignored", "") == ignored
+        named = ignored.replace("reasoning_", "reasoning.").replace("verb", "text.verb")
+        assert response.headers.get("x-spindle-ignored", "") == named
+        read = response.parse()
+        assert (read.reasoning.effort, read.text.verbosity) == ("low", "high")  # type: ignore[union-attr]
+
+    run("Yes.", test, with_tool_template(tmp_path, template))
+
+
 @pytest.mark.parametrize("text", [TWO_CALLS, REASONED, "No call."])
 def test_a_streamed_chat_is_the_whole_one(text: str) -> None:
     async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:

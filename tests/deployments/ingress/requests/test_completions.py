@@ -38,6 +38,11 @@ def named(function: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": function}}
 
 
+def allowed(function: str) -> dict[str, Any]:
+    tools = {"mode": "auto", "tools": [named(function)]}
+    return {"type": "allowed_tools", "allowed_tools": tools}
+
+
 def choices(request: CompletionRequest | ChatRequest) -> list[StreamRequest]:
     builder = StreamRequestBuilder(CONFIG, TOKENS, "ingress")
     builder.check_size(request, CLIENT, LIMITS, Shares(CONFIG, lambda: 1).largest_request)
@@ -200,7 +205,6 @@ SHARED_REFUSALS: list[tuple[str, dict[str, Any]]] = [
     ("prompt_logprobs", {"prompt_logprobs": 1}),
     ("include_stop_str_in_output", {"include_stop_str_in_output": True}),
     ("use_beam_search", {"use_beam_search": True}),
-    ("reasoning_effort", {"reasoning_effort": "high"}),
 ]
 
 
@@ -245,6 +249,9 @@ def test_a_completions_own_refusals(field: str, fields: dict[str, Any]) -> None:
         ("tools", {"tools": [{**TOOL, "function": {"name": "no spaces"}}]}),
         ("tool_choice", {"tool_choice": "required"}),
         ("tool_choice", {"tool_choice": named("y"), "tools": [TOOL]}),
+        ("tool_choice", {"tool_choice": allowed("y"), "tools": [TOOL]}),
+        ("tool_choice", {"tool_choice": {"type": "custom"}, "tools": [TOOL]}),
+        ("reasoning_effort", {"reasoning_effort": "huge"}),
         ("response_format", {"response_format": {"type": "json_schema"}}),
         ("structured_outputs", {"structured_outputs": {"regex": "a", "choice": ["a"]}}),
         (
