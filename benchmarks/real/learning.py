@@ -6,7 +6,7 @@
 The default target answers the prompts of Spec-Bench, HumanEval and GSM8K greedily, once: answers
 and states lie in the cache, and a run that was stopped goes on. Then, in each order, every answer
 is judged by the frozen head, by the learning one before it has learned from it, and by suffix
-lookups that remember answers; chains of four. `--tokens`: answer tokens of an order; every fifth
+lookups that remember answers; chains of four. `--tokens`: answer tokens of an order; every tenth
 prompt is held out for the end.
 
 Names: real/learning/ORDER/{frozen,learning,lookup}/QUARTER/tokens_per_forward, .../held_out/...;
@@ -33,7 +33,6 @@ from cluster.checkpoints import eagle3_shape
 from cluster.sources import checkpoint_folder
 from engine.drafters.eagle3_head import Eagle3Head
 from engine.drafters.lookup import SuffixDrafter
-from engine.features import Features
 from engine.learning.lessons import Lesson
 from engine.learning.training import DEPTH, Learner, agreements, twin
 from engine.model import PackedModel
@@ -41,6 +40,7 @@ from engine.protocol import (
     ContinueDrafting,
     Draft,
     DraftOrder,
+    Features,
     Missing,
     NoRoom,
     to_ordered_depth,
@@ -54,7 +54,7 @@ from policies.tree import DraftTree
 _KV_TOKENS = 24_576
 _LONGEST_PROMPT = 1024
 _SHARD = 16
-_HELD_OUT = 5
+_HELD_OUT = 10
 _STEP_TOKENS = 1024
 _MEMORY_TOKENS = 32_768
 _QUARTERS = 4
@@ -91,11 +91,11 @@ class _Reader:
 
 
 def answered(
-    data: Path, checkpoint: Path, layers: tuple[int, ...], max_tokens: int
+    data: Path, checkpoint: Path, layers: tuple[int, ...], max_tokens: int, most: int
 ) -> Iterator[Answered]:
-    """All prompts with their answers and states, as the cache has them or now."""
+    """So many prompts with their answers and states, as the cache has them or now."""
     prompts = real_prompts(data, checkpoint)
-    prompts = [one for one in prompts if len(one.prompt) <= _LONGEST_PROMPT]
+    prompts = [one for one in prompts if len(one.prompt) <= _LONGEST_PROMPT][:most]
     folder = cache_dir() / "learning" / f"{checkpoint.name}-{max_tokens}"
     model = None
     for first in range(0, len(prompts), _SHARD):
@@ -108,7 +108,7 @@ def answered(
             with written_whole(shard) as file, file.open("wb") as opened:
                 arrays = {f"t{number}": np.array(one.tokens) for number, one in enumerate(lessons)}
                 states = {f"f{number}": one.features for number, one in enumerate(lessons)}
-                np.savez(opened, **arrays, **states)
+                np.savez(opened, **arrays, **states)  # type: ignore[arg-type]
         with np.load(shard) as stored:
             for number, one in enumerate(some):
                 tokens = stored[f"t{number}"].tolist()
@@ -189,7 +189,9 @@ def _lookup(drafter: SuffixDrafter, name: str, lesson: Lesson, vocab_size: int) 
 
 
 def records_of(name: str, seen: Sequence[Seen]) -> list[Record]:
-    frozen, learning, lookup = (ratio(one[part] for one in seen) for part in (1, 2, 3))
+    frozen = ratio(one.frozen for one in seen)
+    learning = ratio(one.learning for one in seen)
+    lookup = ratio(one.lookup for one in seen)
     where = f"{name}/tokens_per_forward"
     return [
         Record(f"{where}/frozen", frozen, "tokens"),
@@ -203,6 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     own.add_argument("--data", type=Path, default=Path("../shared/data"))
     own.add_argument("--head", type=Path, default=model_path("smollm2-general"))
     own.add_argument("--tokens", type=int, default=50_000)
+    own.add_argument("--prompts", type=int, default=640, help="at most")
     own.add_argument("--max-tokens", type=int, default=96)
     own.add_argument("--orders", type=int, nargs="+", default=[1])
     own.add_argument("--categories", nargs="+", choices=CATEGORIES, default=CATEGORIES)
@@ -210,7 +213,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     checkpoint = checkpoint_folder(SMOLLM2)
     head = Eagle3Head.load(options.head, "cpu", torch.float32, checkpoint, trainable=True)
     layers = eagle3_shape(options.head, None).aux_layers
-    everything = answered(options.data, checkpoint, layers, options.max_tokens)
+    most, max_tokens = options.prompts, options.max_tokens
+    everything = answered(options.data, checkpoint, layers, max_tokens, most)
     chosen = [one for one in everything if one.category in options.categories]
     records: list[Record] = []
     for order in options.orders:

@@ -1,10 +1,10 @@
 """What a head learns from: finished requests with the hidden states that their verifications have
 computed. And the bounded memories of them, in which no tenant can displace another."""
 
-from random import Random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray

@@ -1,7 +1,7 @@
 """What a replica hands to a trainer: whole requests that may teach, with the target's features."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from actors.coordinator.settings import Lane, Limits, Policies
 from benchmarks.simulator.clock import run
 from engine.learning.lessons import Lesson, LessonMemory
 from engine.model import PackedModel
+from engine.protocol import Drafter
 from engine.verifiers.native import NativeVerifier
 from policies.cost import ForwardCost
 from policies.request import LaneView
@@ -33,7 +34,7 @@ def serve(lessons: Lessons, limits: Limits) -> list[list[int]]:
     """All prompts, by a lane without features and one that learns."""
 
     async def serve_all() -> list[list[int]]:
-        drafters = {
+        drafters: dict[str, Callable[[], Drafter]] = {
             "near": lambda: make_drafter("near", 0.02),
             "head": lambda: FeatureReader(make_drafter("head", 0.02), LAYERS),
         }
