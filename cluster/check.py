@@ -16,6 +16,7 @@ from cluster.config import AppConfig, ValidationError, problems
 from cluster.fitting import Node, missing, parse_node, this_machine
 from cluster.footprint import Footprint, footprints
 from cluster.placement import plan
+from cluster.quantized_targets import cpu_problem, processor_flags
 
 _RAY_SERVICE = "RayService"
 _REPLICA = "Replica"
@@ -40,8 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     try:
         configs = {one.name: _validated(one) for one in read(options.file)}
-        nodes = options.node or [this_machine()]
-        return max([_report(name, config, nodes) for name, config in configs.items()])
+        return max([_report(name, config, options.node) for name, config in configs.items()])
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -92,7 +92,8 @@ def _validated(application: Application) -> AppConfig:
         raise BadFile("\n".join(f"{where}: {line}" for line in problems(error))) from error
 
 
-def _report(name: str, config: AppConfig, nodes: Sequence[Node]) -> int:
+def _report(name: str, config: AppConfig, given: Sequence[Node] | None) -> int:
+    nodes = given or [this_machine()]
     scaling = config.scaling
     processes = footprints(config, plan(config))
     replicas = f"{scaling.min_replicas}"
@@ -103,6 +104,9 @@ def _report(name: str, config: AppConfig, nodes: Sequence[Node]) -> int:
     )
     print("\n".join(table(processes)))
     lacking = missing(config, nodes)
+    if not given and not config.target.gpus:
+        problem = cpu_problem(config.target.header_path(), processor_flags())
+        lacking += [] if problem is None else [f"processor: target.model: {problem}"]
     for line in lacking:
         print(f"missing  {line}", file=sys.stderr)
     if not lacking:

@@ -87,12 +87,21 @@ def has_tokenizer(folder: Path) -> bool:
 @names_checkpoint
 def quantization(folder: Path) -> str | None:
     """How the weights are quantized; None if they are plain numbers."""
+    found = quantization_settings(folder)
+    if found is None:
+        return None
+    return str(found.get("quant_method", "of a method that config.json does not name"))
+
+
+@names_checkpoint
+def quantization_settings(folder: Path) -> Mapping[str, Any] | None:
+    """What config.json says of the quantization; None if the weights are plain numbers."""
     config = read_json(folder / "config.json")
     text = config.get("text_config") or {}
     found = config.get("quantization_config") or text.get("quantization_config")
-    if found is not None:
-        return str(found.get("quant_method", "of a method that config.json does not name"))
-    return "modelopt" if (folder / "hf_quant_config.json").is_file() else None
+    if found is None and (folder / "hf_quant_config.json").is_file():
+        return {"quant_method": "modelopt"}
+    return found
 
 
 @names_checkpoint

@@ -114,7 +114,7 @@ def is_head(path: Path) -> bool:
 def weights_of_target(path: Path, draft_vocab_size: int) -> int:
     """How many weights a head takes from its target because its own checkpoint lacks them. While
     its files are not on this machine, its embeddings count among these, as with most heads."""
-    names = _shapes(path)
+    names = weight_shapes(path)
     own = architecture(path)
     rows = 0 if _with_ending(names, _EMBEDDINGS) else own.vocab_size
     if names and not _with_ending(names, _OUTPUT):
@@ -154,7 +154,7 @@ def eagle3_shape(path: Path, target_layers: int | None = None) -> Eagle3Shape:
 
 def parameters(path: Path) -> int | None:
     """The number of weights in the checkpoint; None if it has no safetensors."""
-    shapes = _shapes(path)
+    shapes = weight_shapes(path)
     return sum(map(math.prod, shapes.values())) if shapes else None
 
 
@@ -175,7 +175,7 @@ def _vocabulary(file: Path) -> dict[str, int]:
         raise ValueError(f"{file} cannot be read ({error}); {FETCH_AGAIN}") from error
 
 
-def _shapes(path: Path) -> dict[str, list[int]]:
+def weight_shapes(path: Path) -> dict[str, list[int]]:
     """The shapes of all weights in the checkpoint's safetensors, by name."""
     shapes: dict[str, list[int]] = {}
     for file in weight_files(path):

@@ -4,6 +4,7 @@ config and the checkpoints' headers. Nothing is loaded."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from cluster.checkpoint_files import quantization, weight_files
 from cluster.checkpoints import (
     architecture,
     eagle3_shape,
@@ -12,6 +13,7 @@ from cluster.checkpoints import (
 from cluster.config import AppConfig, DrafterConfig, TargetConfig
 from cluster.config.drafter_kinds import drafter_kind
 from cluster.placement import OWN_CPUS, REPLICA, Placement
+from cluster.quantized_targets import needs_bfloat16
 from cluster.sources import parameters_of, quantized_bytes
 
 RUNTIME_BYTES = 600_000_000
@@ -91,8 +93,10 @@ def _target_bytes(target: TargetConfig) -> tuple[int, int]:
     width, shape = _width(target), target.architecture()
     weights = _target_parameters(target)
     kv = target.kv_tokens * shape.kv_values() * _kv_width(target)
+    folder = target.header_path()
     if not target.runs_quantized:
-        return weights * width, kv
+        stored = [file.stat().st_size for file in weight_files(folder)]
+        return sum(stored) if quantization(folder) and stored else weights * width, kv
     if target.own_quantize != "auto":
         return _rounded_bytes(weights, target.own_quantize), kv
     tiles = quantized_bytes(target.model) or 0
@@ -131,5 +135,6 @@ def _drafter_bytes(drafter: DrafterConfig, target: TargetConfig) -> tuple[int, i
 def _width(model: TargetConfig | DrafterConfig) -> int:
     """Bytes per value; for `auto` on a CPU, where the dtype is not known yet, that of float32."""
     if model.dtype == "auto":
-        return _BYTES["bfloat16" if model.gpus else "float32"]
+        quantized = isinstance(model, TargetConfig) and needs_bfloat16(model.header_path())
+        return _BYTES["bfloat16" if model.gpus or quantized else "float32"]
     return _BYTES[model.dtype]

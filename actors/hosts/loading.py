@@ -10,11 +10,14 @@ import torch
 
 import engine.lean_imports  # noqa: F401  # before whatever imports models of transformers
 from actors.hosts.protocol import KvState, TargetCosts
+from cluster.checkpoint_files import quantization
 from cluster.config import DrafterConfig, TargetConfig
 from cluster.config.backends import BACKENDS
 from cluster.config.drafter_kinds import drafter_kind
+from cluster.quantized_targets import cpu_problem, needs_bfloat16, processor_flags
 from engine.cpu.prepack import fast_dtype, has_bf16_products
 from engine.cpu.quantized_loading import will_quantize
+from engine.errors import UnsupportedModel
 from engine.grammar.compiler import Grammars
 from engine.model import PackedModel
 from engine.profiler import Grid, profile
@@ -98,9 +101,11 @@ def _load_native(target: TargetConfig, checkpoint: Path, dtype: torch.dtype) -> 
 
 
 def target_dtype(target: TargetConfig, checkpoint: Path) -> torch.dtype:
-    """Inputs and results of quantized layers are float32."""
+    """Inputs and results of layers that are quantized here are float32."""
     if will_quantize(checkpoint, target.own_quantize):
         return torch.float32
+    if target.dtype == "auto" and needs_bfloat16(checkpoint):
+        return torch.bfloat16
     return _dtype(target.dtype) or fast_dtype(target.device)
 
 
@@ -130,6 +135,8 @@ def load_drafter(drafter: DrafterConfig, name: str, target: TargetConfig) -> "Lo
 def _load_vllm(
     target: TargetConfig, checkpoint: Path, dtype: torch.dtype, feature_layers: tuple[int, ...]
 ) -> LoadedTarget:
+    if target.device == "cpu" and (problem := cpu_problem(checkpoint, processor_flags())):
+        raise UnsupportedModel(f"{quantization(checkpoint)} on a CPU", problem)
     # Imported here, because it takes seconds and changes settings of the process.
     from engine.verifiers.vllm.loading import VllmSpec, load_vllm
     from engine.verifiers.vllm.profile import profile_vllm
@@ -141,6 +148,7 @@ def _load_vllm(
         target.tensor_parallel,
         target.engine_args,
         feature_layers,
+        target.lora_modules,
         ray_metrics=target.placement == "actor",
     )
     verifier = load_vllm(vllm_spec)

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from cluster.config.backends import BACKENDS, Backend
 from cluster.config.crosschecks import (
+    check_adapters,
     check_copies,
     check_drafters,
     check_formats,
@@ -101,6 +102,7 @@ class AppConfig(Section):
     def _fits_together(self) -> Self:
         check_drafters(self.drafters, self.policies)
         check_inline_gpus(self.target, self.drafters)
+        check_adapters(self.target, self.served_name)
         check_heads(self.target, self.drafters)
         check_formats(self.target, self.drafters)
         check_ranks(self.target)
@@ -112,6 +114,11 @@ class AppConfig(Section):
         check_tenants("priority_for", self.priority_for, self.api_keys)
         check_tenants("operators", self.operators, self.api_keys)
         return self
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Those that requests can name: the target's, and its adapters'."""
+        return (self.served_name, *self.target.lora_modules)
 
     @property
     def isolates_tenants(self) -> bool:

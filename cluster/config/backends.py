@@ -14,6 +14,8 @@ class Backend:
     """Splits the target over several tensor-parallel ranks, which it starts itself."""
     quantized: bool
     """Reads quantized checkpoints."""
+    adapters: bool
+    """Runs LoRA adapters."""
     embeddings: bool
     """Hands out layer 0 as well, among the hidden states that some kinds of drafters read."""
 
@@ -24,6 +26,7 @@ BACKENDS: Mapping[str, Backend] = {
         engine_args=False,
         ranks=False,
         quantized=False,
+        adapters=False,
         embeddings=True,
     ),
     "vllm": Backend(
@@ -31,6 +34,7 @@ BACKENDS: Mapping[str, Backend] = {
         engine_args=True,
         ranks=True,
         quantized=True,
+        adapters=True,
         embeddings=False,
     ),
 }

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cluster.adapters import misfit
 from cluster.checkpoint_files import (
     TOKENIZERS,
     absent_files,
@@ -21,6 +22,7 @@ from cluster.config.drafter_kinds import drafter_kind
 from cluster.config.keys import check_tenants
 from cluster.config.models import DrafterConfig, TargetConfig
 from cluster.config.serving import PoliciesConfig
+from cluster.quantized_targets import cpu_problem, needs_bfloat16
 from cluster.sources import check_weights, is_on_hub
 
 
@@ -62,6 +64,15 @@ def check_formats(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> No
             f"{target.backend} does not read; choose the model that it was made from, or "
             f"target.backend: {able('quantized')}"
         )
+    if method is not None and not target.gpus:
+        problem = cpu_problem(folder)
+        if problem is not None:
+            raise ValueError(f"target.model: {problem}")
+    if target.dtype == "float32" and needs_bfloat16(folder):
+        raise ValueError(
+            f"target.dtype: vLLM runs weights that are quantized as {target.model}'s ({method}) "
+            "in bfloat16; leave it out"
+        )
     _check_files("target.model", target.model, folder)
     for number, drafter in enumerate(drafters):
         path = drafter.header_path()
@@ -84,6 +95,27 @@ def _check_files(field: str, model: str, folder: Path) -> None:
             raise ValueError(f"{field}: {', '.join(absent)} is not in {folder}; fetch it again")
         check_weights(folder)
     stop_token_ids(folder)
+
+
+def check_adapters(target: TargetConfig, served_name: str) -> None:
+    """Checks that each adapter has a name of its own and was made for the target."""
+    if target.lora_modules and not BACKENDS[target.backend].adapters:
+        raise ValueError(
+            f"target.lora_modules: backend {target.backend} runs no adapters; leave them out, or "
+            f"set target.backend: {able('adapters')}"
+        )
+    if served_name in target.lora_modules:
+        raise ValueError(
+            f"target.lora_modules: {served_name} is the target's own name; rename the adapter, or "
+            "set served_name"
+        )
+    for name, folder in target.lora_modules.items():
+        problem = misfit(Path(folder), target.header_path())
+        if problem is not None:
+            raise ValueError(
+                f"target.lora_modules.{name}: {folder} was made for another model than "
+                f"{target.model}: {problem}"
+            )
 
 
 def check_ranks(target: TargetConfig) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from cluster.adapters import LoraModules
 from cluster.architecture import Architecture
 from cluster.built_in_models import inflated_target
 from cluster.checkpoint_files import Quantize
@@ -90,6 +91,9 @@ class TargetConfig(Section):
     """Computing threads per rank."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Arguments of vLLM's engine, for `backend: vllm`."""
+    lora_modules: LoraModules = Field(default_factory=dict)
+    """LoRA adapters, for `backend: vllm`: their names, under which they are served, and the
+    directories with PEFT's files (docs/vllm.md)."""
     tool_parser: Literal["hermes", "llama3_json"] | None = None
     """The form in which the model writes tool calls: `hermes` (also Qwen) or `llama3_json`; null: a
     request's `tool_choice` cannot be `auto` (docs/api.md)."""

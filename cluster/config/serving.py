@@ -118,6 +118,9 @@ class LimitsConfig(Section):
     (`echo`); a request that could exceed it is refused."""
     max_body_bytes: Annotated[int, Field(ge=1024, le=ranges.COUNT.most)] = 4 * 1024 * 1024
     """The largest body of an HTTP request; larger ones are answered with 413."""
+    stored_response_bytes: Count = 0
+    """Memory of the ingress for responses that `previous_response_id` continues, all conversations
+    together; the least recently used are dropped. 0: none is stored."""
     resubmits: Count = 2
     """How many times a request is sent to another replica after the loss of its replica."""
     silent_ingress_s: Seconds = 5.0

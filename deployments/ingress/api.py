@@ -111,12 +111,15 @@ class Api:
             return await live(self.config, self.replicas, names, seconds, hidden=hidden)
 
     async def models(self) -> Body:
-        return {"object": "list", "data": [await self.model(self.config.served_name)]}
+        names = self.config.model_names
+        return {"object": "list", "data": [await self.model(name) for name in names]}
 
     async def model(self, name: str) -> Body:
         self._check_model(name)
         limits = self._limits or await self.ready()
-        return model_body(name, self._created, limits.max_context)
+        target = self.config.served_name
+        parent = None if name == target else target
+        return model_body(name, self._created, limits.max_context, parent)
 
     async def open(
         self, request: GenerationRequest, client: Client, request_id: str | None = None
@@ -132,7 +135,7 @@ class Api:
 
         def on_close(answer: Answer) -> None:
             self._shares.give_back(client, choices)
-            self.log.ended(answer, client.tenant)
+            self.log.ended(answer, client.tenant, request.model)
 
         try:
             answer = await self._answer(request, client.tenant, limits, on_close, request_id)
@@ -197,7 +200,7 @@ class Api:
         for choice in answer.choices:
             bodies.append(form.full(choice, joined(collected.pop(choice.index))))
             await asyncio.sleep(0)  # many log-probabilities take long, and streams go on meanwhile
-        head = self._head(form.full_object, form.prefix, answer)
+        head = self._head(form.full_object, form.prefix, answer, request.model)
         return {**head, "choices": bodies, "usage": answer.usage}
 
     async def chunks(
@@ -206,7 +209,7 @@ class Api:
         """One chunk per verdict that adds something visible; of outputs that are parsed for tool
         calls or reasoning, one per part. An error becomes the last chunk."""
         form = self._format(request)
-        head = self._head(form.chunk_object, form.prefix, answer)
+        head = self._head(form.chunk_object, form.prefix, answer, request.model)
         if request.include_usage:
             head["usage"] = None
         started: set[int] = set()
@@ -271,21 +274,22 @@ class Api:
         return {HEADER: shown(names)} if names else {}
 
     def _check_model(self, name: str | None) -> None:
-        served = self.config.served_name
-        if name is not None and name != served:
-            message = f"model: {quoted(name)} is not served here, {served!r} is"
+        served = self.config.model_names
+        if name is not None and name not in served:
+            there = ", ".join(map(repr, served))
+            message = f"model: {quoted(name)} is not served here; there is {there}"
             raise ApiError(404, message, "model", "model_not_found")
 
     def _format(self, request: GenerationRequest) -> ResponseFormat:
         form = ChatFormat if isinstance(request, ChatRequest) else CompletionFormat
         return form(self.tokens, request.alternatives, request.return_token_ids)
 
-    def _head(self, kind: str, prefix: str, answer: Answer) -> Body:
+    def _head(self, kind: str, prefix: str, answer: Answer, model: str) -> Body:
         return {
             "id": f"{prefix}-{answer.public_id}",
             "object": kind,
             "created": int(time.time()),
-            "model": self.config.served_name,
+            "model": model,
         }
 
 

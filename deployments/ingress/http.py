@@ -120,12 +120,12 @@ def make_http(api: Api) -> FastAPI:
     async def respond(body: ResponsesRequest, request: Request) -> Response:
         """Answers a conversation, given and answered as items."""
         headers = _ignored(api, request)
-        answer = await responses.open(body, request.state.client, _request_id(request))
+        opened = await responses.open(body, request.state.client, _request_id(request))
         if body.stream:
-            events = named_events(responses.events(body, answer))
-            return EventStream(answer, events, BackpressureWindow(request.scope), headers)
-        response = responses.full_response(body, answer)
-        return await _respond_whole(answer, response, request, headers)
+            events = named_events(responses.events(opened))
+            return EventStream(opened.answer, events, BackpressureWindow(request.scope), headers)
+        response = responses.full_response(opened)
+        return await _respond_whole(opened.answer, response, request, headers)
 
     for path, page in RESPONSES.items():
         http.routes.append(Route(path, page, methods=["GET"], name=path))

@@ -89,7 +89,8 @@ class RequestLog:
         self._metrics = metrics
         self._model = model
 
-    def ended(self, answer: Answer, tenant: str) -> None:
+    def ended(self, answer: Answer, tenant: str, model: str) -> None:
+        """`model`: that the request names."""
         status, outcome, reason = _end(answer)
         if isinstance(answer.error, ApiError):
             answer.error.logged = True
@@ -101,7 +102,7 @@ class RequestLog:
             {
                 "request": answer.name,
                 "tenant": tenant,
-                "model": self._model,
+                "model": model,
                 "status": status,
                 "outcome": outcome,
                 "reason": reason,

@@ -45,6 +45,8 @@ class SamplingParams:
     seed: int | None = None
     grammar: OutputGrammar | None = None
     """The texts that the output may be; None: any."""
+    adapter: str = ""
+    """The LoRA adapter that the target runs with; empty: none."""
 
     @property
     def has_penalties(self) -> bool:

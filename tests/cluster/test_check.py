@@ -1,11 +1,14 @@
 """`python -m cluster.check`: the plan that it prints, and what it says is missing."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from cluster.built_in_models import model_path
 from cluster.check import Application, main, read
 from cluster.config import AppConfig
 from cluster.fitting import Node, missing, parse_node
@@ -25,6 +28,21 @@ def serve_config(folder: Path, args: dict[str, Any]) -> str:
 def rows(table: str) -> dict[str, list[str]]:
     lines = [line.split() for line in table.splitlines()[2:] if line]
     return {cells[0]: cells[1:] for cells in lines}
+
+
+def test_weights_without_a_kernel_on_this_processor_do_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model_path("target"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "awq", "bits": 4}
+    (folder / "config.json").write_text(json.dumps(config))
+    file = serve_config(tmp_path, {"target": {"model": str(folder), "backend": "vllm"}})
+    monkeypatch.setattr("cluster.check.processor_flags", lambda: {"avx2"})
+    assert main([file]) == 1
+    assert "processor: target.model: this processor lacks AVX-512" in capsys.readouterr().err
+    assert main([file, "--node", "CPU=8"]) == 0, "another one may have it"
 
 
 def test_the_table_shows_every_process_and_what_it_takes(

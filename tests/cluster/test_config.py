@@ -228,7 +228,14 @@ def test_quantized_weights_are_refused_where_they_are_not_read(tmp_path: Path) -
     (line,) = refused({"target": target})
     assert "are quantized (awq), which backend native does not read" in line
     assert "target.backend: vllm" in line
-    AppConfig.model_validate({"target": target | {"backend": "vllm"}})
+    target_on_vllm = target | {"backend": "vllm"}
+    AppConfig.model_validate({"target": target_on_vllm})
+    (line,) = refused({"target": target_on_vllm | {"dtype": "float32"}})
+    assert line.startswith("target.dtype: vLLM runs weights that are quantized")
+    other = with_config(tmp_path / "bnb", quantization_config={"quant_method": "bitsandbytes"})
+    (line,) = refused({"target": {"model": other, "backend": "vllm"}})
+    assert line.startswith("target.model: vLLM has no kernel for a CPU")
+    AppConfig.model_validate({"target": {"model": other, "backend": "vllm", "gpus": 1}})
     (line,) = refused({"target": target | {"backend": "vllm"}, "drafters": [COPY]})
     assert line.startswith("drafters.0.kind: quantized rounds floats")
     drafter = {"name": "small", "model": quantized}

@@ -236,11 +236,15 @@ def _with_statistics(body: dict[str, Any], choice: Choice, piece: Piece) -> dict
     return {**body, "stop_reason": piece.stop_reason, "spindle": spindle}
 
 
-def model_body(name: str, created: int, max_context: int) -> dict[str, Any]:
+def model_body(
+    name: str, created: int, max_context: int, parent: str | None = None
+) -> dict[str, Any]:
+    """`parent`: the model of which it is an adapter."""
     return {
         "id": name,
         "object": "model",
         "created": created,
         "owned_by": "spindle",
         "max_model_len": max_context,
+        **({} if parent is None else {"parent": parent}),
     }

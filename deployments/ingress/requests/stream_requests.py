@@ -82,12 +82,13 @@ class StreamRequestBuilder:
         joins = not (request.stream or request.stops or request.alternatives is not None)
         pause_s = _PAUSE_S if joins else 0.0
         scope_tenant = tenant if self._config.isolates_tenants else ""
+        adapter = request.model if request.model in self._config.target.lora_modules else ""
         choices: list[StreamRequest] = []
         for prompt_ids in prompts:
             # Checking a large grammar takes long, and streams go on meanwhile.
             await asyncio.sleep(0)
             max_tokens = _max_tokens(request, len(prompt_ids), limits, field)
-            params = sampling_params(request, max_tokens)
+            params = sampling_params(request, max_tokens, adapter)
             _check(prompt_ids, params, limits, field)
             self._check_logprobs(request, len(prompts), len(prompt_ids), params)
             for seed in choice_seeds(request.given_seed, request.n):
@@ -259,7 +260,9 @@ def _names(names: Sequence[str] | dict[str, Any]) -> str:
     return ", ".join(repr(name) for name in names) or "none (the config names none)"
 
 
-def sampling_params(request: GenerationRequest, max_tokens: int) -> SamplingParams:
+def sampling_params(
+    request: GenerationRequest, max_tokens: int, adapter: str = ""
+) -> SamplingParams:
     """All sampling parameters except the seed, which differs by choice."""
     return SamplingParams(
         temperature=request.temperature,
@@ -277,4 +280,5 @@ def sampling_params(request: GenerationRequest, max_tokens: int) -> SamplingPara
         logprobs=request.alternatives,
         prompt_logprobs=request.alternatives if echoes(request) else None,
         grammar=request.grammar,
+        adapter=adapter,
     )

@@ -1,9 +1,9 @@
 """OpenAI's Responses API: its request, and the chat that it is served as.
 
-Nothing is stored: the whole conversation comes with each request.
+The whole conversation comes with each request, or continues a stored response (stored.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -24,33 +24,26 @@ from deployments.ingress.requests.fields import (
 from deployments.ingress.requests.shared_fields import SharedFields
 from deployments.ingress.requests.tools import (
     MAX_TOOLS,
-    AllowedTools,
-    AllowedToolsChoice,
-    FunctionName,
-    NamedFunction,
-    NamedToolChoice,
     Schema,
     Tool,
     ToolChoice,
     ToolUse,
 )
 from deployments.ingress.requests.unsupported import SHARED, Unsupported
-from deployments.ingress.responses_api.items import Items, messages_of
+from deployments.ingress.responses_api.items import Item, Items, messages_of
+from deployments.ingress.responses_api.tools import FunctionChoice, FunctionTool
 from engine.errors import InvalidRequest
 from policies import ranges
 
 LOGPROBS = "message.output_text.logprobs"
 _MAX_INCLUDE = 64
-_NOT_STORED = Unsupported(
-    "responses are not stored here; send the items of the conversation so far in input"
-)
+_NOT_STORED = Unsupported("is not supported; use previous_response_id, or send the items in input")
 _LENGTH = Unsupported("is not a field here; use max_output_tokens")
 _FORM = Unsupported("is not a field here; use text.format")
 UNSUPPORTED: Mapping[str, Unsupported] = {
     **SHARED,
-    "previous_response_id": _NOT_STORED,
     "conversation": _NOT_STORED,
-    "background": Unsupported("responses are not stored here; use stream", (False,)),
+    "background": Unsupported("is not supported; use stream", (False,)),
     "truncation": Unsupported("shorten the input yourself", ("disabled",)),
     "prompt": Unsupported("there are no stored prompts; use instructions and input"),
     "messages": Unsupported("is for /v1/chat/completions; use input"),
@@ -60,61 +53,6 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "logprobs": Unsupported(f"is not a field here; use include with {LOGPROBS}", (False,)),
 }
 """What would change the response and cannot be honoured."""
-
-
-class FunctionTool(Fields):
-    """A function, as the Responses API describes it."""
-
-    passes_unknown_on = True
-
-    type: Literal["function"]
-    """Only functions are tools."""
-    name: FunctionName
-    """Letters, digits, `_`, `-` and `.`."""
-    description: Text | None = None
-    """When and how to call it."""
-    parameters: Schema | None = None
-    """The arguments' JSON schema; absent: no arguments."""
-    strict: bool = False
-    """Enforced for required and named calls, of any function."""
-
-    @property
-    def for_chat(self) -> dict[str, Any]:
-        return {
-            "type": "function",
-            "function": self.model_dump(exclude_unset=True, exclude={"type"}),
-        }
-
-
-class NamedFunctionChoice(Fields):
-    type: Literal["function"]
-    """Only functions are tools."""
-    name: FunctionName
-    """One of the tools."""
-
-    @property
-    def for_chat(self) -> NamedToolChoice:
-        return NamedToolChoice(type="function", function=NamedFunction(name=self.name))
-
-
-class AllowedFunctionsChoice(Fields):
-    type: Literal["allowed_tools"]
-    """Some of the tools."""
-    mode: Literal["auto", "required"]
-    """Whether one of them must be called."""
-    tools: Annotated[list[NamedFunctionChoice], Field(min_length=1, max_length=MAX_TOOLS)]
-    """Those of the tools that may be called: the model sees no others."""
-
-    @property
-    def for_chat(self) -> AllowedToolsChoice:
-        allowed = AllowedTools(mode=self.mode, tools=[tool.for_chat for tool in self.tools])
-        return AllowedToolsChoice(type="allowed_tools", allowed_tools=allowed)
-
-
-FunctionChoice = (
-    Literal["none", "auto", "required"]
-    | Annotated[NamedFunctionChoice | AllowedFunctionsChoice, Field(discriminator="type")]
-)
 
 
 class TextFormat(Fields):
@@ -168,6 +106,8 @@ class ResponsesRequest(SharedFields):
 
     input: Items
     """A text, or the conversation's items."""
+    previous_response_id: Text | None = None
+    """The response after whose items the input comes, if the config stores any."""
     instructions: Text | None = None
     """A system message before the input."""
     n: Literal[1] = 1
@@ -204,8 +144,9 @@ class ResponsesRequest(SharedFields):
     def without_effect(self) -> tuple[str, ...]:
         others = [one for one in self.include if one != LOGPROBS]
         strict = any(tool.strict for tool in self.tools) and not self.tool_use.is_enforced
+        shared = [name for name in super().without_effect if name != "store"]
         return (
-            *super().without_effect,
+            *shared,
             *(["include"] if others else []),
             *(["tools.strict"] if strict else []),
         )
@@ -226,6 +167,12 @@ class ResponsesRequest(SharedFields):
     @property
     def wants_logprobs(self) -> bool:
         return LOGPROBS in self.include or self.top_logprobs is not None
+
+    def after(self, items: Sequence[Item]) -> Self:
+        """The request whose conversation begins with these items."""
+        request = self.model_copy(update={"input": [*items, *self.input]})
+        request.__dict__.pop("chat", None)  # made of the old input
+        return request
 
     def prepare(self) -> None:
         """Makes what takes long, in a thread. Raises ApiError."""
@@ -269,7 +216,7 @@ class ResponsesRequest(SharedFields):
             "max_tool_calls": self.max_tool_calls,
             "metadata": self.metadata or {},
             "parallel_tool_calls": self.parallel_tool_calls,
-            "previous_response_id": None,
+            "previous_response_id": self.previous_response_id,
             "reasoning": {"effort": self.reasoning.effort, "summary": None},
             "service_tier": "default",
             "background": False,

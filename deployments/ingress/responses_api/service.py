@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import AsyncGenerator
+from typing import NamedTuple
 
 from deployments.ingress.answers.choices import Answer, Choice
 from deployments.ingress.answers.completion_bodies import list_logprobs
@@ -12,43 +13,59 @@ from deployments.ingress.clients import Client
 from deployments.ingress.errors import ApiError
 from deployments.ingress.responses_api.events import Event, ResponseEvents
 from deployments.ingress.responses_api.request import ResponsesRequest, renamed
+from deployments.ingress.responses_api.stored import StoredResponses
+from deployments.ingress.tokenizer import LONG_TEXT
 from engine.errors import InvalidRequest
 from engine.protocol import Finish
+from engine.scopes import Scope
 
 _LOG = logging.getLogger(__name__)
 _CODES = {429: "rate_limit_exceeded"}
 
 
+class Opened(NamedTuple):
+    """A request that is being answered."""
+
+    request: ResponsesRequest
+    """With the whole conversation as its input."""
+    answer: Answer
+    scope: Scope
+
+
 class ResponsesApi:
     def __init__(self, api: Api) -> None:
         self._api = api
+        self._stored = StoredResponses(api.config.limits.stored_response_bytes)
 
     async def open(
         self, request: ResponsesRequest, client: Client, request_id: str | None = None
-    ) -> Answer:
+    ) -> Opened:
         """Raises ApiError. The caller must close the answer. `request_id`: the client's name for
         the request."""
+        scope = Scope(client.tenant, request.cache_salt or "")
+        whole = self._stored.continued(request, scope)
+        if whole is not request:
+            await self._api.tokens.in_turn(whole.prepare, LONG_TEXT, client.tenant)
         try:
-            return await self._api.open(request.chat, client, request_id)
+            answer = await self._api.open(whole.chat, client, request_id)
         except (ApiError, InvalidRequest) as error:
             raise renamed(ApiError.of(error)) from None
+        return Opened(whole, answer, scope)
 
-    async def full_response(self, request: ResponsesRequest, answer: Answer) -> Body:
+    async def full_response(self, opened: Opened) -> Body:
         """Made by the same events as a stream."""
-        events = self._events(request, answer)
-        async for _ in self._added(events, answer):
+        events = self._events(opened)
+        async for _ in self._added(events, opened):
             pass
         return events.response
 
-    async def events(
-        self, request: ResponsesRequest, answer: Answer
-    ) -> AsyncGenerator[Event, None]:
+    async def events(self, opened: Opened) -> AsyncGenerator[Event, None]:
         """The events of a stream; an error becomes the last one."""
-        events = self._events(request, answer)
+        events, answer = self._events(opened), opened.answer
         for event in events.start():
             yield event
         try:
-            async for event in self._added(events, answer):
+            async for event in self._added(events, opened):
                 yield event
         except ApiError as error:
             yield events.fail(_CODES.get(error.status, "server_error"), error.message)
@@ -56,23 +73,32 @@ class ResponsesApi:
             _LOG.exception("request %s fails", answer.name)
             yield events.fail("server_error", ApiError.internal(answer.name).message)
 
-    async def _added(self, events: ResponseEvents, answer: Answer) -> AsyncGenerator[Event, None]:
-        """The events that the answer's pieces cause."""
+    async def _added(self, events: ResponseEvents, opened: Opened) -> AsyncGenerator[Event, None]:
+        """The events that the answer's pieces cause. Stores the response when it is whole."""
+        answer = opened.answer
         async for choice, piece in answer.pieces():
             for event in events.add(piece.deltas, list_logprobs(self._api.tokens, piece.tokens)):
                 yield event
             if piece.finish is not None:
-                for event in self._end(events, choice, answer, piece.finish):
+                ended = self._end(events, choice, answer, piece.finish)
+                response = events.response
+                if response["store"]:
+                    self._stored.keep(
+                        opened.request, opened.scope, response["id"], response["output"]
+                    )
+                for event in ended:
                     yield event
 
-    def _events(self, request: ResponsesRequest, answer: Answer) -> ResponseEvents:
+    def _events(self, opened: Opened) -> ResponseEvents:
+        request = opened.request
         return ResponseEvents(
             {
-                "id": f"resp_{answer.public_id}",
+                "id": f"resp_{opened.answer.public_id}",
                 "object": "response",
                 "created_at": int(time.time()),
-                "model": self._api.config.served_name,
+                "model": request.model,
                 **request.echoed,
+                "store": self._stored.stores(request),
             }
         )
 

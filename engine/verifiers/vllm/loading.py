@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cluster.adapters import adapter_rank
 from cluster.checkpoint_files import stop_token_ids
 from engine.checkpoint import load_config
 from engine.errors import InvalidEngineArgs
@@ -35,6 +36,10 @@ RESERVED_ARGUMENTS = {
     "prefill_schedule_interval": "Spindle's schedule chooses the requests of a step",
     "async_scheduling": "a draft needs the verdict before it",
     "worker_extension_cls": "Spindle installs its sampler by it",
+    "enable_lora": "set target.lora_modules instead",
+    "max_loras": "set target.lora_modules instead",
+    "max_cpu_loras": "set target.lora_modules instead",
+    "max_lora_rank": "set target.lora_modules instead",
     "logits_processors": "Spindle's sampler replaces vLLM's",
     "pipeline_parallel_size": "not supported by this backend",
     "data_parallel_size": "not supported by this backend; give the application more replicas",
@@ -57,6 +62,8 @@ class VllmSpec:
     feature_layers: tuple[int, ...] = ()
     """The layers whose hidden states heads read (engine/hidden_states.py numbers them). Not 0,
     because vLLM overwrites the embeddings."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """The directories of LoRA adapters, by name."""
     ray_metrics: bool = False
     """Report vLLM's own metrics to Ray's endpoint; needs a process that Ray runs."""
 
@@ -74,7 +81,7 @@ def load_vllm(spec: VllmSpec) -> "VllmVerifier":
     from engine.verifiers.vllm.adapter.core import StepEngine
     from engine.verifiers.vllm.verifier import VllmVerifier
 
-    engine = StepEngine(engine_config(spec), spec.ray_metrics)
+    engine = StepEngine(engine_config(spec), spec.adapters, spec.ray_metrics)
     grammars = Grammars.of(spec.checkpoint, engine.vocab_size)
     return VllmVerifier(engine, stop_token_ids(spec.checkpoint), grammars)
 
@@ -100,6 +107,11 @@ def engine_config(spec: VllmSpec) -> Any:
     if spec.feature_layers:
         layers = sorted(set(spec.feature_layers))
         given["additional_config"] = {**given.get("additional_config", {}), FEATURE_LAYERS: layers}
+    if spec.adapters:
+        # One place more than there are: on a CPU rows without an adapter read the last one's zeros
+        # where others of the batch have one. Held requests count nowhere in vLLM, so all are in.
+        given |= {"enable_lora": True, "max_loras": len(spec.adapters) + 1}
+        given["max_lora_rank"] = max(adapter_rank(Path(one)) for one in spec.adapters.values())
     try:
         return EngineArgs(
             model=str(spec.checkpoint),

@@ -48,7 +48,8 @@ def profile_vllm(
     config = load_config(spec.checkpoint)
     key = ProfileKey(
         model=f"{config.model_type}-{digest(config.to_json_string(use_diff=False))}",
-        setup=f"vllm {verifier.version}, {spec.tensor_parallel} ranks, {dict(spec.engine_args)}",
+        setup=f"vllm {verifier.version}, {spec.tensor_parallel} ranks, {dict(spec.engine_args)}"
+        + (", adapters" if spec.adapters else ""),
         device=device_name(device),
         dtype=spec.dtype,
         threads=torch.get_num_threads(),

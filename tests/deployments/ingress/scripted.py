@@ -4,7 +4,7 @@ Everything before and after the model's tokens is real: HTTP, the template, the 
 """
 
 import shutil
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,11 +94,12 @@ def with_tool_template(path: Path, template: str = TEMPLATE) -> Path:
 
 @asynccontextmanager
 async def scripted(
-    path: Path, text: str, **target: Any
+    path: Path, text: str, limits: Mapping[str, Any] | None = None, **target: Any
 ) -> AsyncIterator[tuple[AsyncOpenAI, ScriptedReplicas]]:
-    """OpenAI's client of a server whose model answers with the text. `target`: of the config."""
+    """OpenAI's client of a server whose model answers with the text. `limits`, `target`: of the
+    config."""
     model = {"model": str(path), "dtype": "float32", "placement": "inline", **target}
-    config = make_config(target=model, served_name="target", drafters=[])
+    config = make_config(target=model, served_name="target", drafters=[], limits=dict(limits or {}))
     replicas = ScriptedReplicas(Tokens(path), text)
     api = Api(config, replicas)
     try:

@@ -404,10 +404,52 @@ async def test_the_items_of_a_response_are_the_next_input(app: ToolsApp) -> None
     assert replicas.prompt.endswith(f"<|user|>Weather?{turn}{read}<|assistant|>")
 
 
+def test_a_response_continues_a_stored_one_of_the_same_client() -> None:
+    """In a memory for some 14 items, of which those used last are kept."""
+
+    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
+        async def ask(text: str, before: str | None = None, **fields: Any) -> Any:
+            return await client.responses.create(
+                model="target", input=text, previous_response_id=before, **fields
+            )
+
+        async def refused(before: str, **fields: Any) -> None:
+            with pytest.raises(openai.NotFoundError, match="was dropped; send the items") as error:
+                await ask("More?", before, **fields)
+            assert error.value.param == "previous_response_id"
+
+        first = await ask("One?", instructions="Be brief.")
+        assert first.to_dict()["store"] is True
+        async with client.responses.stream(
+            model="target", input="Two?", previous_response_id=first.id
+        ) as stream:
+            second = await stream.get_final_response()
+        assert second.previous_response_id == first.id
+        third = await ask("Three?", second.id, store=False)
+        asked = "<|user|>One?<|assistant|>Yes.<|user|>Two?<|assistant|>Yes.<|user|>Three?"
+        assert replicas.prompt == f"{asked}<|assistant|>", "without the first instructions"
+        fork = await ask("Or?", first.id)
+        assert replicas.prompt == "<|user|>One?<|assistant|>Yes.<|user|>Or?<|assistant|>"
+        await refused(third.id)
+        await refused(first.id, extra_body={"cache_salt": "another"})
+        for _ in range(3):
+            await ask("Something else?")
+        await refused(second.id)
+        assert (await ask("And?", fork.id)).output_text == "Yes."
+
+    async def inside() -> None:
+        limits = {"stored_response_bytes": 30_000}
+        async with scripted(checkpoint(), "Yes.", limits) as (client, replicas):
+            await test(client, replicas)
+
+    asyncio.run(inside())
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id", "not stored here; send"),
+        ({"conversation": "conv_1"}, "conversation", "use previous_response_id"),
         (
             {"extra_body": {"spindle": {"trace": True}, "stream": True}},
             "spindle",

@@ -1,11 +1,18 @@
 """What the application of these modules is on each backend."""
 
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
+from cluster.built_in_models import TARGET, model_path
+from tests.adapters import write_adapter
 from tests.deployments.serving import ARGS, VLLM_TARGET
 
 GRPC_PORT = 9161
+ADAPTER = "adapter"
+"""Served beside the target on vLLM."""
 KEYS = {"alpha": "key-of-alpha", "beta": "key-of-beta"}
 ADMITTED = 64
 ALIKE: Mapping[str, Any] = {
@@ -39,3 +46,15 @@ APPLICATIONS: Mapping[str, Mapping[str, Any]] = {
         ],
     },
 }
+
+
+@cache
+def adapter() -> Path:
+    return write_adapter(Path(mkdtemp()) / ADAPTER, model_path(TARGET), seed=0)
+
+
+def application_on(backend: str) -> Mapping[str, Any]:
+    args = APPLICATIONS[backend]
+    if backend != "vllm":
+        return args
+    return {**args, "target": {**args["target"], "lora_modules": {ADAPTER: str(adapter())}}}

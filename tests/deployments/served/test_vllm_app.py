@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from benchmarks.serving.streams import ReceivedStream, read_all
+from cluster.built_in_models import TARGET, model_path
 from engine.sampling.params import SamplingParams
 from engine.verifiers.vllm.environment import process_environment
 from tests.actors.hosts.cluster import processes
+from tests.adapters import merged
 from tests.deployments.killing import Kill
-from tests.deployments.served.application import KEYS
+from tests.deployments.served.application import ADAPTER, KEYS, adapter
 from tests.deployments.serving import (
     PROMPT,
     URL,
@@ -49,10 +51,10 @@ OPTIONS: Sequence[Mapping[str, Any]] = (
 
 
 def bodies(max_tokens: int) -> list[dict[str, Any]]:
-    """Eight of them: all prompts, all options."""
+    """Eight of them: all prompts, all options, one half of the adapter."""
     return [
         {
-            "model": "target",
+            "model": (TARGET, ADAPTER)[number // 4],
             "prompt": PROMPTS[number % 4],
             "max_tokens": max_tokens,
             "seed": number,
@@ -71,17 +73,20 @@ def stream(
 
 
 def check(received: Sequence[ReceivedStream], asked: Sequence[Mapping[str, Any]]) -> None:
-    """Every stream is complete and the oracle's."""
-    identity = Identity(oracle())
+    """Every stream is complete and the oracle's, with the adapter or without."""
+    identities = {
+        TARGET: Identity(oracle()), ADAPTER: Identity(merged(model_path(TARGET), adapter()))
+    }  # fmt: skip
     names = SamplingParams.__dataclass_fields__.keys() - {"seed", "ignore_eos"}
     for one, body in zip(received, asked, strict=True):
         assert one.error is None
         assert one.finish == "length"
         params = SamplingParams(**{name: body[name] for name in names & body.keys()})
         prompt = tokenizer()(body["prompt"])["input_ids"]
-        identity.check(prompt, one.token_ids, params, body["seed"])
+        identities[body["model"]].check(prompt, one.token_ids, params, body["seed"])
         assert one.text == tokenizer().decode(one.token_ids, skip_special_tokens=True)
-    identity.finish()
+    for identity in identities.values():
+        identity.finish()
 
 
 def test_eight_streams_at_once_are_the_oracles_and_drafts_are_accepted() -> None:

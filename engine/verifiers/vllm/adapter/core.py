@@ -2,10 +2,12 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import vllm
 from vllm.config import VllmConfig
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams as EngineParams
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.core import EngineCore
@@ -13,7 +15,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.request import Request
 
-from engine.errors import RankLost
+from engine.errors import RankLost, reading
 from engine.protocol import Features, Start, TokenLogprobs
 from engine.sampling.params import SamplingParams
 from engine.verifiers.vllm.adapter.scheduler import Turn, TurnScheduler
@@ -50,9 +52,11 @@ class KvBlocks:
 class StepEngine:
     """Runs vLLM's engine core step by step, for the requests and drafts given in each step."""
 
-    def __init__(self, config: VllmConfig, ray_metrics: bool = False) -> None:
-        """`ray_metrics`: reports each step's statistics to Ray's metrics endpoint, under vLLM's
-        own names."""
+    def __init__(
+        self, config: VllmConfig, adapters: Mapping[str, str], ray_metrics: bool = False
+    ) -> None:
+        """`adapters`: VllmSpec.adapters, all of which are loaded here. `ray_metrics`: reports each
+        step's statistics to Ray's metrics endpoint, under vLLM's own names."""
         check(config)
         self._config = config
         self._metrics = _ray_metrics(config) if ray_metrics else None
@@ -83,6 +87,13 @@ class StepEngine:
         """The `logprobs` of each request that has requested them."""
         self._failure = ""
         """The error of a failed step, after which no other may run."""
+        self._adapters = {
+            name: LoRARequest(name, number, folder)
+            for number, (name, folder) in enumerate(adapters.items(), start=1)
+        }
+        for adapter in self._adapters.values():
+            with reading(Path(adapter.lora_path)):
+                self._core.add_lora(adapter)
         self._probe()
 
     @property
@@ -118,7 +129,7 @@ class StepEngine:
         prompt_logprobs: int | None = None,
     ) -> None:
         """Adds a request, which runs only in steps that have a turn for it. It shares its scope's
-        part of the prefix cache, and none with `prompt_logprobs`."""
+        part of the prefix cache, and there its adapter's, and none with `prompt_logprobs`."""
         top_n = len(inputs.score) if inputs.score else inputs.start.params.logprobs
         params = EngineParams(
             temperature=0,
@@ -134,7 +145,15 @@ class StepEngine:
         hasher = self._core.request_block_hasher
         # vLLM chains the salt into the digests of all blocks.
         salt = inputs.start.scope.digest.hex() or None
-        request = Request(name, list(tokens), params, None, cache_salt=salt, block_hasher=hasher)
+        request = Request(
+            name,
+            list(tokens),
+            params,
+            None,
+            lora_request=self._adapters.get(inputs.start.params.adapter),
+            cache_salt=salt,
+            block_hasher=hasher,
+        )
         self._core.add_request(request)
 
     def close(self, names: Collection[str]) -> None:

@@ -36,7 +36,7 @@ def check(config: VllmConfig) -> None:
     require_attributes(Scheduler, "schedule", "_reserve_prefill_lookahead", "_preempt_request")
     require_attributes(Scheduler, "_free_request_blocks", "_get_local_prefix_cache_hit")
     require_attributes(KVCacheManager, "truncate_computed_blocks")
-    require_attributes(EngineCore, "step", "add_request", "abort_requests")
+    require_attributes(EngineCore, "step", "add_request", "abort_requests", "add_lora")
     require_attributes(GPUModelRunner, "_sample", "sample_tokens")
     if config.use_v2_model_runner:
         raise unsupported("model runner V2 is on, set VLLM_USE_V2_MODEL_RUNNER=0")
