@@ -31,7 +31,7 @@ from policies.learning.judging import ratio
 from policies.learning.rollout import BASE, Rollout
 
 _LOG = logging.getLogger("spindle")
-_STEP_TOKENS = 1024
+_STEP_TOKENS = 384
 """Answer tokens of one step."""
 _QUEUED_TOKENS = 16_384
 """Of lessons that wait, prompts included."""
