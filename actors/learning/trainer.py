@@ -109,8 +109,11 @@ class Trainer:
         self._versions = {serving: self._versions[serving]}
         self._rolled_back = serving != canary
         self._changed.set()
-        what = "is rolled back" if self._rolled_back else "is served by all lanes"
-        _LOG.info("version %s of %s %s", canary, self._drafter.name, what)
+        name = self._drafter.name
+        if self._rolled_back:
+            _LOG.warning("version %s of %s is rolled back: it is worse as served", canary, name)
+        else:
+            _LOG.info("all lanes serve version %s of %s", canary, name)
 
     def _numbers(self, now: float) -> Numbers:
         pairs = self._rollout.window.pairs

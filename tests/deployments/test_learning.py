@@ -8,7 +8,9 @@ import asyncio
 import os
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from tests.deployments.serving import ARGS, URL, application, eventually, tokeni
 
 QUESTIONS = ["Count to 7.", "Count to 12.", "What is the capital of France?", "Say hello."]
 STREAMS = 32
+TWO_REPORTS_S = 12
 KEY = {"Authorization": "Bearer key-of-alpha"}
 UNNAMED = {"Authorization": "Bearer key-of-beta"}
 
@@ -76,8 +79,13 @@ def stream(
     return asyncio.run(read_all(URL, bodies(**changes), 120, progress, headers))
 
 
+@cache
+def compare() -> StreamIdentity:
+    return StreamIdentity()
+
+
 def check(received: Sequence[ReceivedStream], expected: Sequence[ReceivedStream]) -> None:
-    identity = StreamIdentity()
+    identity = compare()
     for body, one, undisturbed in zip(bodies(), received, expected, strict=True):
         assert identity(body, undisturbed, one) is not None
 
@@ -116,16 +124,15 @@ def test_versions_are_learned_and_served_under_load(expected: list[ReceivedStrea
     assert accepted > STREAMS, "what was learned is of use"
 
 
-@pytest.mark.parametrize("headers", [KEY, UNNAMED], ids=["store: false", "not named"])
-def test_who_has_not_agreed_teaches_nothing(headers: dict[str, str]) -> None:
+def test_who_has_not_agreed_teaches_nothing() -> None:
+    time.sleep(TWO_REPORTS_S)
     before = metric("lessons_total")
-    if headers is KEY:
-        stream(store=False)
-    else:
-        stream(headers=headers)
-    taught = stream(headers=KEY)
-    assert len(taught) == STREAMS
-    eventually(lambda: metric("lessons_total") == before + STREAMS, "only these have taught")
+    stream(store=False)
+    stream(headers=UNNAMED)
+    time.sleep(TWO_REPORTS_S)
+    assert metric("lessons_total") == before
+    stream()
+    eventually(lambda: metric("lessons_total") > before, "those who have do")
 
 
 @pytest.mark.parametrize("fault", ["killed", "stopped", "corrupt", "disk"])
