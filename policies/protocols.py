@@ -38,8 +38,8 @@ class RoundContext(NamedTuple):
     verify: CostModel
     """The cost of one verification."""
     draft: Mapping[str, CostModel]
-    """The cost of one draft step, by lane. Lanes that are missing here (lookup) draft at no
-    cost."""
+    """The cost of one draft step, by lane. Lanes that are missing here are lookups, which cost no
+    more than the handling of a round."""
     verify_budget: int
     """B_1 of AdaServe, roots included: the tokens up to which the time of a verification hardly
     grows. Only AdaServe's policies keep to it."""

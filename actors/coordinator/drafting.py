@@ -131,8 +131,12 @@ class Drafting:
                     request.name: (lane, self._switch_lane(request, lane, now))
                     for request, _ in call.requests
                 }
+        lookups = [call for call in calls if call.state.lane.always_drafts]
         for call in calls:
-            self._shared.tasks.spawn(self._run, call, calls)
+            if not call.state.lane.always_drafts:
+                self._shared.tasks.spawn(self._run, [call], calls)
+        if lookups:  # one task, since none of them waits for anything
+            self._shared.tasks.spawn(self._run, lookups, calls)
 
     def _switch_lane(self, request: RequestState, lane: str, now: float) -> int:
         """The tokens on which the lane must catch up because the request was not on it before."""
@@ -148,13 +152,15 @@ class Drafting:
         request.lane = lane
         return catch_up
 
-    async def _run(self, call: "_Call", calls: Sequence["_Call"]) -> None:
-        """One lane's call; the last of `calls` to return builds the drafts of all requests."""
-        trees = await self._draft(call, calls)
-        if call.trees is None:
-            self._finish(call, trees, calls)
-        else:  # too late: its draft is dropped; what it has read was recorded
-            self._shared.changed()
+    async def _run(self, own: Sequence["_Call"], calls: Sequence["_Call"]) -> None:
+        """One call after the other; the last of `calls` to return builds the drafts of all
+        requests."""
+        for call in own:
+            trees = await self._draft(call, calls)
+            if call.trees is None:
+                self._finish(call, trees, calls)
+            else:  # too late: its draft is dropped; what it has read was recorded
+                self._shared.changed()
 
     def _go_on_without(self, call: "_Call", calls: Sequence["_Call"], begun: float) -> None:
         call.seconds = asyncio.get_running_loop().time() - begun

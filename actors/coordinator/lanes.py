@@ -144,9 +144,11 @@ class Lanes:
         `on_late` is called when the lane is late, so that the round goes on without its answer;
         until it has answered, the lane gets no other orders.
         """
-        usual_s = self._shared.estimates.usual_draft_s(state.name, orders)
-        most_s = max(self._slow_s, _LATE_FACTOR * usual_s)
-        timer = asyncio.get_running_loop().call_later(most_s, self._be_late, state, on_late)
+        timer = None
+        if not state.lane.always_drafts:
+            usual_s = self._shared.estimates.usual_draft_s(state.name, orders)
+            most_s = max(self._slow_s, _LATE_FACTOR * usual_s)
+            timer = asyncio.get_running_loop().call_later(most_s, self._be_late, state, on_late)
         try:
             answers = await state.lane.host.draft(orders, rule)
         except HostLost as error:
@@ -160,7 +162,8 @@ class Lanes:
             self.lose(state, error)
             return None
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
         state.busy = state.late = False
         if not state.lane.always_drafts:
             for request, answer in zip(requests, answers, strict=True):

@@ -161,7 +161,7 @@ async def _lane(model: _Model, costs: DraftCosts) -> Lane:
     host.cost = costs.step
     catch_up_s = costs.step.predict(0, 1) - costs.step.predict(0, 0)
     return Lane(
-        LaneView(lane, drafter.name, drafter.max_batch, await host.size(), catch_up_s),
+        LaneView(lane, drafter.name, drafter.max_batch, catch_up_s),
         host,
         # An inline drafter shares the target's device; an actor without a GPU shares cores, with
         # the coordinator at least.

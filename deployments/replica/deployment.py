@@ -15,7 +15,7 @@ from actors.coordinator.stream import Cancelled, RequestFailed, Stream
 from actors.hosts.protocol import HostLost
 from cluster.config import AppConfig
 from deployments import messages
-from deployments.logs import announce, forward_to_serve, print_line
+from deployments.logs import announce, forward_to_serve, log_event, print_line
 from deployments.messages import (
     Heartbeat,
     LiveQuery,
@@ -25,7 +25,6 @@ from deployments.messages import (
     StreamRequest,
 )
 from deployments.replica.autoscaling_signals import AutoscalingSignals
-from deployments.replica.event_log import log_event
 from deployments.replica.live import LiveNumbers, ReplicaNumbers
 from deployments.replica.metrics import Metrics
 from deployments.replica.streams import HeartbeatMonitor, refusal, submit

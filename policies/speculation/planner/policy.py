@@ -26,6 +26,7 @@ from policies.speculation.planner.beam_width import (
     sibling_shares,
 )
 from policies.speculation.planner.best_prefix import first_token_limit
+from policies.speculation.planner.lookup_worth import LookupWorth
 from policies.speculation.planner.round_costs import RoundCosts, chances_of, round_seconds
 from policies.speculation.planner.select import RoundState, select_round
 from policies.speculation.planner.step_rule import LaneCosts, PlannerStepRule
@@ -55,6 +56,7 @@ class Planner:
         self._calibrations = calibrations or {}
         self._round_s = 0.0
         """Running mean of the time between two verdicts of a request."""
+        self._worth = LookupWorth()
 
     def plan(
         self, batches: Sequence[LaneBatch], context: RoundContext, now: float
@@ -63,12 +65,29 @@ class Planner:
         drafting = [batch for batch in batches if batch.lane and batch.requests]
         models = [batch for batch in drafting if batch.lane in context.draft]
         lookups = [batch for batch in drafting if batch.lane not in context.draft]
-        # Lookups draft at no cost, so `select` alone decides. Only chains: of second tokens they
-        # are more confident than right.
-        plans = {batch.lane: DraftPlan(self._limits(batch, 1)) for batch in lookups}
+        plans = self._plan_lookups(lookups, requests, context) if lookups else {}
         if models:
             plans |= self._plan_models(models, lookups, requests, context, now)
         return [plans.get(batch.lane) or DraftPlan.plain(batch) for batch in batches]
+
+    def _plan_lookups(
+        self, lookups: Sequence[LaneBatch], requests: Sequence[RequestView], context: RoundContext
+    ) -> dict[str | None, DraftPlan]:
+        """Only chains: of second tokens lookups are more confident than right."""
+        names = list({one.name: None for batch in lookups for one in batch.requests})
+        verify_s = context.verify.predict(context_tokens(requests), len(requests))
+        round_s = context.waiting_s + verify_s
+        drafting = self._worth.drafting(names, context.handling_s, round_s)
+        plans: dict[str | None, DraftPlan] = {}
+        for batch in lookups:
+            limits = self._limits(batch, 1)
+            if len(drafting) < len(names):
+                limits = [
+                    limit if one.name in drafting else DraftLimit(0)
+                    for one, limit in zip(batch.requests, limits, strict=True)
+                ]
+            plans[batch.lane] = DraftPlan(limits)
+        return plans
 
     def _limits(self, batch: LaneBatch, width: int) -> list[DraftLimit]:
         most = self._params.max_depth
@@ -161,6 +180,7 @@ class Planner:
             ),
         )
         self._round_s += _ROUND_MEMORY * (selected.seconds - self._round_s)
+        self._worth.observe(candidates, selected.kept, context)
         return selected.kept
 
 

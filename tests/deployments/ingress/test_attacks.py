@@ -9,15 +9,12 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from deployments.ingress.http import make_http
 from deployments.ingress.requests.chat_messages import CalledFunction
 from deployments.ingress.requests.completions import ChatRequest, CompletionRequest
 from deployments.ingress.requests.json_bounds import MAX_NESTING, parsed
 from deployments.ingress.responses_api.request import ResponsesRequest
-from engine.verifiers.native import NativeVerifier
-from tests.actors.coordinator.fake_hosts import PacedVerifier
 from tests.deployments.ingress.test_ingress import CHAT, PROMPT, App, http_app, run
-from tests.deployments.local import local_api, make_config, within
+from tests.deployments.local import within
 
 JSON = {"Content-Type": "application/json"}
 RESPONSE: dict[str, Any] = {"model": "target", "input": "Hello"}
@@ -164,28 +161,6 @@ def test_bodies_that_arrive_slowly_take_no_more_memory_than_a_few() -> None:
     run(test, api_keys=keys, limits={"max_body_bytes": 4096})
 
 
-def test_paths_without_key_take_no_body() -> None:
-    async def never() -> Any:
-        pytest.fail("its body is read")
-
-    async def inside() -> None:
-        answered: list[Any] = []
-
-        async def send(message: Any) -> None:
-            answered.append(message)
-
-        async with local_api(make_config(api_keys={"tenant": "key"})) as (api, _):
-            app = make_http(api)
-            scope: dict[str, Any] = {
-                **{"type": "http", "method": "GET", "path": "/health", "root_path": ""},
-                **{"query_string": b"", "headers": [(b"content-length", b"99999999")]},
-            }
-            await app(scope, never, send)
-        assert answered[0]["status"] == 200
-
-    asyncio.run(inside())
-
-
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
 @within(http_app)
 async def test_a_body_that_is_not_called_json_is_told_how_to_be(app: App, kind: str | None) -> None:
@@ -216,19 +191,3 @@ async def test_a_body_that_is_not_parsed_is_told_why(app: App, body: bytes, mess
     answer = await app.client.post(COMPLETIONS, content=body, headers=JSON)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith(f"body: {message}")
-
-
-@within(http_app, seconds=1.0)
-async def test_a_client_that_leaves_during_its_prefill_frees_its_kv(app: App) -> None:
-    with pytest.raises(httpx.ReadTimeout):
-        await app.client.post(
-            COMPLETIONS, json={**PROMPT, "prompt": [5] * 480, "max_tokens": 20}, timeout=0.3
-        )
-    (request,) = app.replicas.requests
-    assert len(request["prompt_ids"]) == 480
-    await app.settled()
-    assert (await app.ask(max_tokens=1)).status_code == 200
-    host = app.replicas.coordinator._verifying._host
-    assert isinstance(host, PacedVerifier)
-    assert isinstance(host.verifier, NativeVerifier)
-    assert f"{request['name']}/0" not in host.verifier._model.kv

@@ -252,6 +252,53 @@ def test_a_lookup_gets_no_step_rule() -> None:
     assert lookup.rule is None
 
 
+def looked_up(planner: Planner, context: RoundContext, right: float, rounds: int) -> float:
+    """The share of rounds in which a lookup drafts for the only request; what it proposes is right
+    with the probability `right`."""
+    drafted = 0
+    for _ in range(rounds):
+        drafts = plan_alone(planner, batch_of(1), "lookup", context, 0.0).limits[0].depth > 0
+        tree = DraftTree.chain([1, 2, 3], [right] * 3) if drafts else DraftTree.empty()
+        selected(planner, [Candidate(batch_of(1)[0], tree, lanes=("lookup",))], context, 0.0)
+        drafted += drafts
+    return drafted / rounds
+
+
+def test_lookups_that_do_not_pay_are_only_tried_and_draft_again_when_they_do() -> None:
+    """Drafts take 0.7 ms of rounds of 5 ms."""
+    context = round_context(verify=ForwardCost(0.0, 6e-4, 4.4e-3), draft=None, handling_s=7e-4)
+    planner = Planner()
+    tried = looked_up(planner, context, 0.02, 400)
+    assert 0.0 < tried * 7e-4 < 0.015 * 5e-3
+    looked_up(planner, context, 0.9, 20)
+    assert looked_up(planner, context, 0.9, 100) == 1.0
+
+
+def test_lookups_beside_a_slow_target_always_draft() -> None:
+    context = round_context(verify=ForwardCost(0.0, 1e-3, 80e-3), draft=None, handling_s=7e-4)
+    assert looked_up(Planner(), context, 0.02, 400) == 1.0
+
+
+def test_only_requests_for_which_lookups_pay_are_looked_up() -> None:
+    context = round_context(verify=ForwardCost(0.0, 6e-4, 4.4e-3), draft=None, handling_s=1e-3)
+    planner, batch, drafted = Planner(), batch_of(4), np.zeros(4)
+    for _ in range(400):
+        limits = plan_alone(planner, batch, "lookup", context, 0.0).limits
+        asked = np.array([limit.depth > 0 for limit in limits])
+        drafted += asked
+        chosen = [
+            Candidate(
+                one,
+                DraftTree.chain([1, 2], [right] * 2) if drafts else DraftTree.empty(),
+                lanes=("lookup",),
+            )
+            for one, right, drafts in zip(batch, (0.95, 0.02, 0.02, 0.02), asked, strict=True)
+        ]
+        selected(planner, chosen, context, 0.0)
+    assert drafted[0] > 300
+    assert drafted[1:].max() < 200
+
+
 @pytest.mark.parametrize(("overhead_s", "drafts"), [(0.0, True), (100e-3, False)])
 def test_overhead_can_make_drafting_a_loss(overhead_s: float, drafts: bool) -> None:
     context = round_context(verify=ForwardCost(0.0, 1e-4, 20e-3))._replace(handling_s=overhead_s)
