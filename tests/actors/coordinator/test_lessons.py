@@ -10,7 +10,7 @@ from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.lessons import Lessons
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
-from benchmarks.simulator.clock import run
+from cluster.plan.simulator.clock import run
 from engine.learning.lessons import Lesson, LessonMemory
 from engine.model import PackedModel
 from engine.protocol import Drafter
