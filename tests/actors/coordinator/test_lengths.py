@@ -14,8 +14,8 @@ from actors.coordinator.lengths import LengthLearner, Ranker, RankerText
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Limits, Policies
 from benchmarks.generation import generate
-from benchmarks.simulator.clock import run
 from cluster.built_in_models import TARGET, model_path
+from cluster.plan.simulator.clock import run
 from engine.model import PackedModel
 from engine.protocol import Commit
 from engine.sampling.params import SamplingParams
