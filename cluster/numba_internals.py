@@ -1,10 +1,10 @@
 """Makes numba's cache of compiled loops depend on the contents of source files, not on their paths
 and times.
 
-By default numba caches beside each source file, for its path and modification time. But Ray unpacks
-a working directory again for each cluster, where every process would then compile for a minute. And
-numba checks only the function's own file, so it would run outdated code if a loop called by the
-function is in another file that has changed.
+By default numba caches beside each source file, for its path and modification time. But a user may
+not write there, as in the image, and every process would then compile for a minute. And numba
+checks only the function's own file, so it would run outdated code if a loop called by the function
+is in another file that has changed.
 
 Several processes may compile at once. Numba reads, extends and rewrites an index of a function's
 versions; if two processes did so at the same time, two versions could get the same file, and a

@@ -1,5 +1,6 @@
 """What the processes of ingress and replicas write: Spindle's logs into Serve's log file of the
-process, and start-up messages for the terminal of `make serve`.
+process, what happens in a replica besides its rounds, and start-up messages for the terminal of
+`make serve`.
 
 Serve's files, one for each replica, have only what is logged below the logger `ray.serve`. Ray
 forwards every process's standard output to the terminal.
@@ -10,9 +11,18 @@ import logging
 
 from ray import serve
 
+from actors.coordinator.events import (
+    Event,
+    LaneDown,
+    LaneUp,
+    Left,
+    VerifierDown,
+    VerifierUp,
+)
 from cluster.config import AppConfig
 from deployments.ray_internals import serve_details
 
+_LOG = logging.getLogger(__name__)
 _SERVE = "ray.serve"
 _OURS = ("actors", "cluster", "deployments", "engine", "policies", "spindle")
 
@@ -29,6 +39,30 @@ def forward_to_serve() -> None:
         logger.handlers = [_Forward()]
         logger.propagate = False
         logger.setLevel(logging.INFO)
+
+
+def log_event(event: Event) -> None:
+    """Logs requests that leave and hosts that are lost."""
+    match event:
+        case LaneDown():
+            _LOG.warning("drafter %s is lost: %s", event.lane, event.error)
+        case LaneUp():
+            _LOG.info("drafter %s is back after %.1f s", event.lane, event.seconds)
+        case VerifierDown():
+            _LOG.warning("the verifier is lost: %s", event.error)
+        case VerifierUp():
+            _LOG.info("the verifier is back after %.1f s", event.seconds)
+        case Left() if not event.internal:
+            statistics = event.statistics
+            _LOG.info(
+                "request %s left: %s, %d tokens in %d rounds, %d of %d draft tokens accepted",
+                event.view.name,
+                event.finish or ("failed" if event.failed else "cancelled"),
+                event.view.generated,
+                statistics.rounds,
+                statistics.accepted,
+                statistics.drafted,
+            )
 
 
 _POLL_S = 0.5

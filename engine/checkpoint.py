@@ -8,8 +8,15 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from cluster.checkpoint_files import stop_token_ids
 from cluster.checkpoints import parameters
-from engine.errors import IncompleteCheckpoint, UnreadableCheckpoint, reading
+from engine.errors import (
+    IncompleteCheckpoint,
+    UnreadableCheckpoint,
+    UnsupportedModel,
+    reading,
+)
+from engine.families import check_config
 
 _MOST_LACKING = 2
 """A checkpoint that lacks no more than half of its weights is still loaded, to name them."""
@@ -20,6 +27,17 @@ def load_config(checkpoint: str | Path) -> PreTrainedConfig:
     with reading(Path(checkpoint) / "config.json"):
         config: PreTrainedConfig = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
         return config
+
+
+def load_stock(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Loads a checkpoint with transformers into host memory."""
+    config = load_config(path)
+    check_config(config)
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise UnsupportedModel(config.model_type, "transformers has no causal LM of this type")
+    model = load_whole(path, dtype=dtype)
+    model.generation_config.eos_token_id = list(stop_token_ids(Path(path))) or None
+    return model
 
 
 def load_whole(checkpoint: str | Path, **options: Any) -> PreTrainedModel:

@@ -18,6 +18,11 @@ from engine.errors import UnsupportedModel
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 PROBE_ROWS = 3
+MOST_PROBE_ERROR = {torch.float32: 1e-3}
+"""Largest accepted error, relative to the range of the logits. If a request attended to another
+one's rows, the error would be far larger."""
+MOST_PROBE_ERROR_ROUNDED = 0.1
+"""The same for 16-bit dtypes and quantized weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,3 +145,19 @@ def _check_windows(model: PreTrainedModel, calls: list[LayerCall]) -> None:
                 f"layer {call.layer} ({layer_type}) asks for a window of {call.scoring.window}, "
                 f"its config for {expected}",
             )
+
+
+def check_logits(
+    model: PreTrainedModel, logits: Tensor, stock: Tensor, kind: str, *, rounded: bool = False
+) -> None:
+    """Raises UnsupportedModel if the logits differ by more than rounding. `rounded`: to fewer bits
+    than the model's dtype has."""
+    most = MOST_PROBE_ERROR_ROUNDED
+    if not rounded:
+        most = MOST_PROBE_ERROR.get(model.dtype, MOST_PROBE_ERROR_ROUNDED)
+    error = float((logits - stock).abs().max() / (stock.amax() - stock.amin()))
+    if not error <= most:
+        raise UnsupportedModel(
+            model.config.model_type,
+            f"its {kind} logits differ from the stock model's by {error:.1%} of their range",
+        )

@@ -16,15 +16,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
-from cluster.checkpoint_files import Quantize, stop_token_ids
+from cluster.checkpoint_files import Quantize
 from engine.attention.context import AttentionBatch, Layout
 from engine.attention.flex import FusedPlan
 from engine.attention.hook import Handler, attention_handled_by
-from engine.attention.packed import PackedPlan
-from engine.attention.pool import PoolAttention
-from engine.checkpoint import load_config, load_whole
+from engine.attention.packed import PackedPlan, PoolAttention
+from engine.checkpoint import load_stock
 from engine.cpu.decoder_loop import FloatForward, fused_forward
 from engine.cpu.prepack import prepack
 from engine.cpu.quantized_forward import QuantizedForward
@@ -33,7 +32,7 @@ from engine.cpu.quantized_weights import QuantizedLinear
 from engine.cpu.row_counts import has_slow_row_counts, with_few_row_counts
 from engine.cpu.threads import use_free_processors
 from engine.errors import OutOfBlocks, UnsupportedModel
-from engine.families import check_config, prepare, stock_logits
+from engine.families import check_logits, prepare, stock_logits
 from engine.hidden_states import HiddenStates, taken_from_modules
 from engine.kv.cache import KVCache, KVShape
 from engine.step_graphs import StepGraphs
@@ -44,11 +43,6 @@ Forward = Callable[[Tensor, Tensor, Tensor, PoolAttention, HiddenStates | None],
 BLOCK_SIZE = 16
 CPU_DTYPES = (torch.float32, torch.bfloat16)
 PROBE_PROMPTS = (range(0, 5), range(5, 8))
-MOST_PROBE_ERROR = {torch.float32: 1e-3}
-"""Largest accepted error, relative to the range of the logits. If a request attended to another
-one's rows, the error would be far larger."""
-MOST_PROBE_ERROR_ROUNDED = 0.1
-"""The same for 16-bit dtypes and quantized weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,30 +291,3 @@ def stock_forward(
             logits_to_keep=wanted,
         )
     return output.logits[0]
-
-
-def check_logits(
-    model: PreTrainedModel, logits: Tensor, stock: Tensor, kind: str, *, rounded: bool = False
-) -> None:
-    """Raises UnsupportedModel if the logits differ by more than rounding. `rounded`: to fewer bits
-    than the model's dtype has."""
-    most = MOST_PROBE_ERROR_ROUNDED
-    if not rounded:
-        most = MOST_PROBE_ERROR.get(model.dtype, MOST_PROBE_ERROR_ROUNDED)
-    error = float((logits - stock).abs().max() / (stock.amax() - stock.amin()))
-    if not error <= most:
-        raise UnsupportedModel(
-            model.config.model_type,
-            f"its {kind} logits differ from the stock model's by {error:.1%} of their range",
-        )
-
-
-def load_stock(path: str | Path, dtype: torch.dtype) -> PreTrainedModel:
-    """Loads a checkpoint with transformers into host memory."""
-    config = load_config(path)
-    check_config(config)
-    if type(config) not in AutoModelForCausalLM._model_mapping:
-        raise UnsupportedModel(config.model_type, "transformers has no causal LM of this type")
-    model = load_whole(path, dtype=dtype)
-    model.generation_config.eos_token_id = list(stop_token_ids(Path(path))) or None
-    return model

@@ -54,8 +54,6 @@ class LaneView:
     """The drafter (Spin's SSM) that it runs; several lanes may run the same one."""
     capacity: int
     """B_j of Spin: the most requests that it serves at once."""
-    size: float = 0.0
-    """The drafter's number of parameters, by which Spin's greedy baseline orders drafters."""
     catch_up_s: float = 0.0
     """Seconds to catch up on one committed token (Spin's switching cost per token)."""
 

@@ -11,7 +11,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from benchmarks.processes import end_after_ray
-from benchmarks.simulator.clock import VirtualTimeLoop
+from cluster.plan.simulator.clock import VirtualTimeLoop
 
 DEPLOYMENTS = "tests/deployments/"
 TOGETHER = (DEPLOYMENTS, "tests/actors/hosts/")
@@ -21,7 +21,7 @@ APART = "tests/deployments/ingress/"
 PAPERS = "tests/lab/papers/"
 """One module takes most of its time, and its tests share nothing."""
 FRESH, OWN = "tests/deployments/test_metrics.py", "tests/deployments/test_faults.py"
-"""Of the deployments, the first and the last: one needs a fresh cluster, one brings its own."""
+"""The first and the last of the deployments: one needs a fresh cluster, one brings its own."""
 _STATUS = pytest.StashKey[int]()
 
 

@@ -72,7 +72,7 @@ def _scores(
     params: SamplingParams,
     seed: int,
 ) -> reference.Scores:
-    """The reference's scores of all tokens behind `before`; of a grammar, those that it allows."""
+    """The reference's scores of all tokens after `before`, or of those that a grammar allows."""
     if params.grammar is not None:
         allowed = allowed_by(params)(before[prompt_len:])
         logits = np.where(allowed, logits, -np.inf)

@@ -29,7 +29,7 @@ def forward(model: PreTrainedModel, tokens: list[int]) -> Scores:
 def perturbed(
     logits: Scores, tokens: list[int], prompt_len: int, params: "SamplingParams", seed: int
 ) -> Scores:
-    """The scores log p + g, up to a constant, of all tokens behind `tokens`."""
+    """The scores log p + g, up to a constant, of all tokens after `tokens`."""
     scores = logits.copy()
     position, output = len(tokens), tokens[prompt_len:]
     for token, bias in params.logit_bias.items():

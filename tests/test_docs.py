@@ -41,7 +41,7 @@ def text(page: Path) -> str:
 
 @cache
 def source_names() -> set[str]:
-    """Of all Python files, without their folders."""
+    """The names of all Python files, without their folders."""
     folders = (
         "actors",
         "benchmarks",
@@ -56,7 +56,7 @@ def source_names() -> set[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of the page's headings, as GitHub makes them."""
+    """The anchors of the page's headings, as GitHub makes them."""
     kept = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in HEADING.findall(text(page))]
     return {heading.strip().replace(" ", "-") for heading in kept}
 

@@ -22,6 +22,7 @@ from cluster.checkpoints import eagle3_shape
 from cluster.config import DrafterConfig, TargetConfig
 from cluster.config.drafter_kinds import drafter_kind
 from engine.draft_profile import DraftCosts
+from engine.drafters.lookup import LookupDrafter
 from engine.grammar.compiler import Grammars
 from policies.request import LaneView
 
@@ -41,6 +42,13 @@ class Fleet:
     """Compiles output grammars in this process; None: the target has no tokenizer."""
     load_vocabulary: Callable[[], Awaitable[None]]
     """Begins to load, in the verifier, what its first output grammar needs."""
+
+    @property
+    def keeping_outputs(self) -> list[LookupDrafter]:
+        """The lookups that draft from past outputs."""
+        direct = [lane.host.drafter for lane in self.lanes if isinstance(lane.host, DirectDrafter)]
+        lookups = [one for one in direct if isinstance(one, LookupDrafter)]
+        return [one for one in lookups if one.past.max_tokens]
 
     async def close(self) -> None:
         """Kills all actors; threads end after their present call."""
@@ -161,7 +169,7 @@ async def _lane(model: _Model, costs: DraftCosts) -> Lane:
     host.cost = costs.step
     catch_up_s = costs.step.predict(0, 1) - costs.step.predict(0, 0)
     return Lane(
-        LaneView(lane, drafter.name, drafter.max_batch, await host.size(), catch_up_s),
+        LaneView(lane, drafter.name, drafter.max_batch, catch_up_s),
         host,
         # An inline drafter shares the target's device; an actor without a GPU shares cores, with
         # the coordinator at least.

@@ -63,11 +63,6 @@ class ModelDrafter(_ModelHost):
     async def start(self) -> None:
         await self._worker.start()
 
-    async def size(self) -> float:
-        """The number of parameters."""
-        size: float = await self._worker.call_without_timeout("size")
-        return size
-
     async def feature_layers(self) -> tuple[int, ...]:
         """The target's layers whose hidden states it reads."""
         layers: tuple[int, ...] = await self._worker.call_without_timeout("feature_layers")

@@ -7,9 +7,11 @@ with the process that created them.
 """
 
 import asyncio
+import logging
 import re
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -22,7 +24,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.hosts.protocol import HostLost
 from actors.hosts.rpc_channel import Address, Listener, RpcChannel, WorkerFailed, connect
-from actors.hosts.work_log import log_to_file
 from cluster.config import DrafterConfig, TargetConfig
 from cluster.placement import Placement
 from engine.cpu.environment import openmp_environment
@@ -34,6 +35,10 @@ _ANYWHERE = -1
 DRAFTER_WORKER = "actors.hosts.workers:DrafterWorker"
 VERIFIER_WORKER = "actors.hosts.workers:VerifierWorker"
 """Classes by name: only the actors import them, and model code with them, which takes seconds."""
+_OURS = ("actors", "cluster", "engine", "policies", "spindle")
+_FORMAT = "%(levelname)s %(asctime)s %(name)s:%(lineno)d - %(message)s"
+_FILE_BYTES = 10 * 2**20
+_OLD_FILES = 2
 
 
 class Host:
@@ -43,7 +48,7 @@ class Host:
         from engine.cpu.threads import set_threads
 
         set_threads(threads)
-        log_to_file(_log_file(name))
+        _log_to_file(_log_file(name))
         self._worker = resolve_name(worker)(*arguments)
         self._listener = Listener(ray.util.get_node_ip_address())
 
@@ -53,6 +58,21 @@ class Host:
     def serve(self) -> None:
         """Runs on the actor's main thread until the coordinator disconnects or kills the actor."""
         self._listener.serve(self._worker)
+
+
+def _log_to_file(path: Path) -> None:
+    """Ray shows what its workers print on the terminal that has started the application; so only
+    warnings go there as well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = RotatingFileHandler(path, maxBytes=_FILE_BYTES, backupCount=_OLD_FILES)
+    file.setFormatter(logging.Formatter(_FORMAT))
+    terminal = logging.StreamHandler()
+    terminal.setLevel(logging.WARNING)
+    for name in _OURS:
+        logger = logging.getLogger(name)
+        logger.handlers = [file, terminal]
+        logger.propagate = False
+        logger.setLevel(logging.INFO)
 
 
 def _log_file(name: str) -> Path:

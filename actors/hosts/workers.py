@@ -61,10 +61,6 @@ class DrafterWorker:
         shape = (len(_WARM_UP_PROMPT) - 1, self._loaded.feature_width)
         return Features(0, np.zeros(shape, np.float32))
 
-    def size(self) -> float:
-        """The number of parameters."""
-        return self._loaded.size
-
     def feature_layers(self) -> tuple[int, ...]:
         """The target's layers whose hidden states it reads."""
         return self._loaded.feature_layers

@@ -46,7 +46,7 @@ DRAFTER_KINDS: Mapping[str, DrafterKind] = {
     ),
     "quantized": DrafterKind(
         "the target itself with its weights rounded to 4 or 8 bits, on a CPU",
-        made_by="engine.drafters.quantized:load_quantized",
+        made_by="engine.drafters.loading:load_quantized",
         lookup=False,
         options=("quantize",),
         copies_target=True,

@@ -85,3 +85,26 @@ class AttentionPlan(Protocol):
 
 
 Layout = Callable[[AttentionBatch], AttentionPlan]
+
+
+Numbers = NDArray[np.float32] | NDArray[np.int16] | NDArray[np.uint16]
+"""fp32, or the bits of bfloat16 (int16) or float16 (uint16)."""
+
+
+class WalkArrays(NamedTuple):
+    """The kernel's form of an AttentionBatch, cut into blocks."""
+
+    first_rows: NDArray[np.int64]
+    """[blocks], like all up to `mask_starts`."""
+    row_counts: NDArray[np.int64]
+    first_kvs: NDArray[np.int64]
+    """Where the request's KV rows begin in `kv_slots`."""
+    kv_counts: NDArray[np.int64]
+    """How many of them the block may see."""
+    committed: NDArray[np.int64]
+    mask_starts: NDArray[np.int64]
+    masks: NDArray[np.bool_]
+    """The blocks' flat tail masks, [rows, tail] each."""
+    kv_slots: NDArray[np.int64]
+    row_positions: NDArray[np.int64]
+    kv_positions: NDArray[np.int64]

@@ -1,5 +1,7 @@
 """Packed attention on a CPU: one compiled kernel walks over the requests' KV slots in the pool,
-without padding and without copies."""
+without padding and without copies. And the handler of attention over a pool, by any plan."""
+
+from dataclasses import dataclass
 
 import numba
 import numpy as np
@@ -7,8 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.attention.context import AttentionBatch, Scoring
-from engine.attention.walk import Numbers, WalkArrays, walk, walk_parallel
+from engine.attention.context import AttentionBatch, AttentionPlan, Numbers, Scoring, WalkArrays
+from engine.attention.hook import LayerCall
+from engine.attention.walk import walk, walk_parallel
+from engine.kv.cache import KVCache
 
 BLOCK_LINES = 48
 """New rows × query heads per key head in a block, whose queries and sums fit the nearest cache."""
@@ -79,3 +83,26 @@ def _walk_arrays(batch: AttentionBatch) -> WalkArrays:
         batch.row_positions,
         batch.kv_positions,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolAttention:
+    """A handler of attention: writes a layer's new keys and values into the pool, then attends."""
+
+    kv: KVCache
+    plan: AttentionPlan
+    slots: NDArray[np.int64]
+    """The slots of the new rows."""
+    slot_index: Tensor
+    """The same on the pool's device."""
+
+    @property
+    def walk_arrays(self) -> WalkArrays | None:
+        """The arguments of the kernel that packed attention is."""
+        return self.plan.arrays if isinstance(self.plan, PackedPlan) else None
+
+    def __call__(self, call: LayerCall) -> Tensor:
+        keys, values = self.kv.k[call.layer], self.kv.v[call.layer]
+        keys.index_copy_(0, self.slot_index, call.keys)
+        values.index_copy_(0, self.slot_index, call.values)
+        return self.plan.attend(call.query, keys, values, call.scoring)

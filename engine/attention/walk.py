@@ -6,14 +6,13 @@ a key head. A result's bits depend on the tokens before it alone: neither other 
 branches of a draft tree nor the blocks nor the number of threads change a bit of a sum.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
+from engine.attention.context import Numbers, WalkArrays
+from engine.attention.vector_ir import LANES
 from engine.attention.vectors import (
-    LANES,
     exact_sum,
     fma,
     largest,
@@ -29,47 +28,21 @@ from engine.cpu.fast_math import fast_exp
 
 MASKED = np.float32(-1e30)
 """Not -inf, which fastmath (needed to vectorise sums) may assume not to occur."""
-
 NEGLIGIBLE = np.float32(-60.0)
 """Weights below exp(NEGLIGIBLE) of the largest are set to zero. They are far too small to change an
 fp32 sum, and products with them would be denormal, which takes processors 100 times as long."""
-
 TOGETHER_LINES = 12
 """Up to this number of lines, all key heads of a block are computed together."""
-
 SLOTS_PER_STEP = 4
 """Slots processed together, so that a query or a sum in registers is used for four of them."""
-
 PREFETCH_DISTANCE = 16
 """How many slots ahead of the computation memory is prefetched."""
-
 CACHE_LINE_BYTES = 64
 CACHE_LINE = CACHE_LINE_BYTES // 4
 """In fp32 numbers."""
 
 Floats = NDArray[np.float32]
 Slots = NDArray[np.int64]
-Numbers = NDArray[np.float32] | NDArray[np.int16] | NDArray[np.uint16]
-"""fp32, or the bits of bfloat16 (int16) or float16 (uint16)."""
-
-
-class WalkArrays(NamedTuple):
-    """The kernel's form of an AttentionBatch, cut into blocks."""
-
-    first_rows: NDArray[np.int64]
-    """[blocks], like all up to `mask_starts`."""
-    row_counts: NDArray[np.int64]
-    first_kvs: NDArray[np.int64]
-    """Where the request's KV rows begin in `kv_slots`."""
-    kv_counts: NDArray[np.int64]
-    """How many of them the block may see."""
-    committed: NDArray[np.int64]
-    mask_starts: NDArray[np.int64]
-    masks: NDArray[np.bool_]
-    """The blocks' flat tail masks, [rows, tail] each."""
-    kv_slots: Slots
-    row_positions: NDArray[np.int64]
-    kv_positions: NDArray[np.int64]
 
 
 @njit(cache=True, nogil=True)

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from engine.attention.context import Scoring
 from engine.attention.hook import Handler, LayerCall
 from engine.cpu.norm_kernels import Bits, Floats, rms_norm, rotate
-from engine.cpu.prepack import PackedLinear, PackedPart, has_hooks, join
+from engine.cpu.prepack import PackedLinear, PackedPart, join
 from engine.hidden_states import HiddenStates
 
 FloatForward = Callable[[Tensor, Tensor, Tensor, Handler, HiddenStates | None], Tensor]
@@ -57,9 +57,9 @@ class FusedLayer(NamedTuple):
     down: PackedLinear
 
     def __call__(self, hidden: Tensor, cos: Floats, sin: Floats, attend: Handler) -> Tensor:
-        return self.behind_norm(self.attention_norm(hidden), hidden, cos, sin, attend)
+        return self.after_norm(self.attention_norm(hidden), hidden, cos, sin, attend)
 
-    def behind_norm(
+    def after_norm(
         self, read: Tensor, hidden: Tensor, cos: Floats, sin: Floats, attend: Handler
     ) -> Tensor:
         """`read`: what the projections multiply; `hidden`: what the layer adds to."""
@@ -76,7 +76,7 @@ class FusedLayer(NamedTuple):
 
 def fused_forward(model: PreTrainedModel) -> FloatForward | None:
     """The forward of a prepacked model; None if the model's own forward must run: on another
-    device, in another family, or with replaced or hooked layers."""
+    device, in another family, or with replaced layers."""
     if not _is_fusible(model):
         return None
     decoder, lm_head = model.model, model.lm_head
@@ -106,8 +106,6 @@ def fused_forward(model: PreTrainedModel) -> FloatForward | None:
 
 def _is_fusible(model: PreTrainedModel) -> bool:
     if model.config.model_type not in FAMILIES or model.config.hidden_act != "silu":
-        return False
-    if any(has_hooks(module) for module in model.modules()):
         return False
     linears = [model.lm_head]
     for layer in model.model.layers:

@@ -101,16 +101,10 @@ def prepack(model: nn.Module) -> None:
 def can_pack(module: nn.Module) -> bool:
     return (
         type(module) is nn.Linear  # a subclass may compute something else
-        and not has_hooks(module)
         and module.weight.device.type == "cpu"
         and module.weight.numel() > 0
         and _runs_on_this_cpu(module.weight.dtype)
     )
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether hooks run besides the module's own forward."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _runs_on_this_cpu(dtype: torch.dtype) -> bool:

@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from engine.attention.packed import NO_WINDOW, stored
-from engine.attention.pool import PoolAttention
+from engine.attention.packed import NO_WINDOW, PoolAttention, stored
 from engine.cpu.decoder_loop import FAMILIES, head_norms
 from engine.cpu.dot_products import OUTPUTS
-from engine.cpu.prepack import has_hooks
 from engine.cpu.quantized_kernel import SCALE_GROUP, product_address
 from engine.cpu.quantized_steps import (
     LAYER_STEPS,
@@ -58,9 +56,7 @@ def can_run(model: PreTrainedModel) -> bool:
     ]
     key_outputs = config.num_key_value_heads * attention.head_dim
     widths = {model.get_submodule(name).in_features % SCALE_GROUP for name in linear_names(1)}
-    return not (any(biased) or any(widths) or key_outputs % OUTPUTS) and not any(
-        has_hooks(module) for module in model.modules()
-    )
+    return not (any(biased) or any(widths) or key_outputs % OUTPUTS)
 
 
 class Shape(NamedTuple):

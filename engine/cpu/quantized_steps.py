@@ -10,8 +10,10 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from engine.attention.vectors import LANES, load, store
-from engine.attention.walk import Numbers, WalkArrays, walk_part
+from engine.attention.context import Numbers, WalkArrays
+from engine.attention.vector_ir import LANES
+from engine.attention.vectors import load, store
+from engine.attention.walk import walk_part
 from engine.cpu.fast_math import fast_exp
 from engine.cpu.norm_kernels import rms_norm, rotate
 from engine.cpu.quantized_kernel import SCALE_GROUP, call_product

@@ -155,7 +155,6 @@ def load_eagle3(
 
     return LoadedDrafter(
         drafter,
-        size=head.size,
         measure=measure,
         feature_layers=head.aux_layers,
         feature_width=width,

@@ -104,7 +104,6 @@ class Eagle3Head(nn.Module):
         self.layers = nn.ModuleList([_Layer(config, shape.norm_before_residual)])
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, shape.draft_vocab_size, bias=False)
-        self.size = float(sum(weight.numel() for weight in self.parameters()))
         self.rotary = LlamaRotaryEmbedding(config)
 
     @classmethod

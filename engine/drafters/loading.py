@@ -1,4 +1,5 @@
-"""Loads a drafter that is a small model of its own (kind `model`)."""
+"""Loads drafters that are models of their own: small ones (kind `model`), and copies of the target
+with rounded weights (kind `quantized`). Nothing is trained or fetched for a copy."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,13 +8,17 @@ from pathlib import Path
 
 import torch
 
-from engine.checkpoint import load_whole
+from cluster.checkpoint_files import Quantize
+from engine.checkpoint import load_stock, load_whole
 from engine.cpu.prepack import fast_dtype
+from engine.cpu.quantized_forward import can_run
+from engine.cpu.quantized_loading import quantized_linears
 from engine.draft_profile import CONTEXT, REQUESTS, ROUNDS, DraftCosts, measure_drafter
 from engine.drafters.model import ModelDrafter, make_runner
 from engine.drafters.runner import PackedRunner
 from engine.errors import IncompatibleDrafter, IncompleteCheckpoint
 from engine.grammar.compiler import Grammars
+from engine.model import PackedModel
 from engine.profiler import Grid, Measured, ProfileKey, cached_samples
 from engine.protocol import Drafter
 from policies.cost import ForwardSample
@@ -22,8 +27,6 @@ from policies.cost import ForwardSample
 @dataclass(frozen=True, slots=True)
 class LoadedDrafter:
     drafter: Drafter
-    size: float
-    """The number of parameters."""
     measure: Callable[[Path, float], DraftCosts]
     """Profiles draft steps for at most the given seconds, while nothing else runs on the device;
     caches the results in the directory."""
@@ -50,15 +53,40 @@ def load_model_drafter(
         stock = load_whole(checkpoint, dtype=dtype).to(device).eval()
     except IncompleteCheckpoint as error:
         raise IncompatibleDrafter(name, "model", str(error)) from error
-    size = float(stock.num_parameters())
     runner = make_runner(stock, kv_tokens=kv_tokens)
-    return loaded_drafter(name, runner, size, checkpoint, target_vocab_size)
+    return _loaded(name, runner, checkpoint, target_vocab_size)
 
 
-def loaded_drafter(
-    name: str, runner: PackedRunner, size: float, checkpoint: Path, target_vocab_size: int
+def load_quantized(
+    name: str,
+    checkpoint: Path,
+    *,
+    dtype: torch.dtype | None,
+    device: str,
+    kv_tokens: int,
+    target_vocab_size: int,
+    quantize: Quantize = "int4",
 ) -> LoadedDrafter:
-    """`size`: the model's parameters, before any were packed."""
+    """A copy of the target with weights of 4 or 8 bits, as in ML-SpecQD, rounded from its floats.
+
+    `checkpoint`: the target's. `dtype` and `device`: the kernels have their own. Raises
+    IncompatibleDrafter."""
+    model = load_stock(checkpoint, torch.float32)
+    if not can_run(model):
+        raise IncompatibleDrafter(
+            name,
+            "kind",
+            f"there are no quantized kernels for {checkpoint.name}, a {model.config.model_type}; "
+            "they run Llama, Mistral, Qwen 2 and Qwen 3: choose another kind",
+        )
+    linears = quantized_linears(model, checkpoint, quantize)
+    runner = PackedRunner(PackedModel(model, kv_tokens=kv_tokens, quantized=linears))
+    return _loaded(name, runner, checkpoint, target_vocab_size)
+
+
+def _loaded(
+    name: str, runner: PackedRunner, checkpoint: Path, target_vocab_size: int
+) -> LoadedDrafter:
     model = runner.model
     drafter = ModelDrafter(
         name,
@@ -72,7 +100,7 @@ def loaded_drafter(
         steps = partial(measure_drafter, drafter, target_vocab_size, runner.max_context, seconds)
         return cached_costs(model.hf_model, model.device, setup, cache_dir, seconds, steps)
 
-    return LoadedDrafter(drafter, size, measure)
+    return LoadedDrafter(drafter, measure)
 
 
 def cached_costs(

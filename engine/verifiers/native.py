@@ -7,7 +7,6 @@ stays in the KV.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
@@ -19,52 +18,23 @@ from engine.grammar.compiler import Grammars
 from engine.grammar.gate import GrammarGate, Ready, forced_tokens
 from engine.hidden_states import HiddenStates
 from engine.model import PackedModel, Segment
-from engine.protocol import Failed, Features, Missing, NoRoom, TokenLogprobs, Verdict, VerifyOrder
-from engine.sampling.sampler import Row, choose, logprobs, logprobs_of_rows
+from engine.protocol import Failed, Missing, NoRoom, TokenLogprobs, Verdict, VerifyOrder
+from engine.sampling.sampler import Row, choose, logprobs
 from engine.scopes import INTERNAL
 from engine.soft_state import HeldRequest, SoftState
+from engine.verifiers.native_work import (
+    Work,
+    features_of,
+    prompt_logprobs_of,
+    requested_states,
+    tree_mask,
+)
 from policies.tree import ROOT, DraftTree
 
 MAX_REQUESTS = 4096
 """Requests whose tokens are kept; their KV is bounded by the model's pool."""
 SCORE_CHUNK = 512
 """Prompt tokens per forward of `score`, which bounds its memory."""
-
-
-@dataclass(slots=True)
-class _Work:
-    """One order that is being processed by a forward."""
-
-    index: int
-    order: VerifyOrder
-    ready: Ready
-    entering: list[int]
-    """Committed tokens that this forward processes."""
-    pending: int
-    """Number of committed tokens left for a later forward."""
-    tree: DraftTree
-    """The draft tree; empty while tokens are pending."""
-    prompt_logprob_rows: range
-    """Prompt positions in this forward whose rows yield the log-probability of the token after
-    them."""
-    from_cache: int | None
-    """Verdict.cached: rows taken from the prefix cache; None if the request was held before."""
-    cached: int
-    """Rows of the request in the KV before this forward."""
-    first_row: int = 0
-    """Its first row among all of the forward."""
-
-    @property
-    def request(self) -> str:
-        return self.order.prefix.request
-
-    @property
-    def held(self) -> HeldRequest:
-        return self.ready.held
-
-    @property
-    def wanted_rows(self) -> int:
-        return 0 if self.pending else 1 + len(self.tree)
 
 
 class NativeVerifier:
@@ -107,7 +77,7 @@ class NativeVerifier:
                 answers[index] = one
         self.forget([one.request for one in ready if isinstance(one, Failed)])
         works, logits, hidden = self._forward(works)
-        prompt_logprobs, logits = _prompt_logprobs(works, logits)
+        prompt_logprobs, logits = prompt_logprobs_of(works, logits)
         chosen = self._choose(works, logits)
         first = 0
         for work in works:
@@ -157,7 +127,7 @@ class NativeVerifier:
         self._model.kv.release(request)
         self._gate.forget([request])
 
-    def _prepare(self, index: int, order: VerifyOrder, ready: Ready) -> _Work:
+    def _prepare(self, index: int, order: VerifyOrder, ready: Ready) -> Work:
         """Truncates or opens the request's KV so that it matches the order's prefix, and determines
         what this forward processes."""
         held, kv, request = ready.held, self._model.kv, order.prefix.request
@@ -185,13 +155,13 @@ class NativeVerifier:
         if logprobs_from is not None:
             end = min(held.start.prompt_len - 1, cached + len(entering))
             rows = range(logprobs_from - 1, end)
-        return _Work(index, order, ready, entering, pending, tree, rows, from_cache, cached)
+        return Work(index, order, ready, entering, pending, tree, rows, from_cache, cached)
 
-    def _forward(self, works: list[_Work]) -> tuple[list[_Work], torch.Tensor, HiddenStates | None]:
+    def _forward(self, works: list[Work]) -> tuple[list[Work], torch.Tensor, HiddenStates | None]:
         """Runs as many orders as the KV pool has room for, evicting idle requests first."""
         while works:
             try:
-                segments, states = [self._segment(work) for work in works], _requested_states(works)
+                segments, states = [self._segment(work) for work in works], requested_states(works)
                 logits = self._model.forward(segments, states)
             except OutOfBlocks:
                 if not self._evict_idle({work.request for work in works}):
@@ -212,7 +182,7 @@ class NativeVerifier:
             self._state.forget([idle])
         return idle is not None
 
-    def _segment(self, work: _Work) -> Segment:
+    def _segment(self, work: Work) -> Segment:
         cached, entering, nodes = (
             self._model.kv.length(work.request),
             len(work.entering),
@@ -230,11 +200,11 @@ class NativeVerifier:
             request=work.request,
             tokens=np.concatenate([work.entering, work.tree.tokens]).astype(np.int32),
             positions=positions.astype(np.int32),
-            mask=None if work.tree.is_chain else _tree_mask(entering, work.tree),
+            mask=None if work.tree.is_chain else tree_mask(entering, work.tree),
             logits=logits,
         )
 
-    def _choose(self, works: Sequence[_Work], logits: torch.Tensor) -> list[int]:
+    def _choose(self, works: Sequence[Work], logits: torch.Tensor) -> list[int]:
         """The target's own token after the last committed token and after each node."""
         rows = []
         for work in works:
@@ -252,7 +222,7 @@ class NativeVerifier:
 
     def _commit(
         self,
-        work: _Work,
+        work: Work,
         chosen: Sequence[int],
         logits: torch.Tensor,
         prompt_logprobs: tuple[TokenLogprobs, ...],
@@ -286,57 +256,8 @@ class NativeVerifier:
             reported,
             prompt_logprobs,
             work.from_cache,
-            _features(work, keep, states),
+            features_of(work, keep, states),
         )
-
-
-def _requested_states(works: Sequence[_Work]) -> HiddenStates | None:
-    ranges = [work.order.features for work in works]
-    layers = {layer for wanted in ranges if wanted is not None for layer in wanted.layers}
-    return HiddenStates(sorted(layers)) if layers else None
-
-
-def _features(work: _Work, keep: Sequence[int], states: HiddenStates | None) -> Features | None:
-    """Those of the rows that stay in the KV, from the first wanted one on; `keep`: among the
-    request's own rows."""
-    wanted = work.order.features
-    if wanted is None or states is None:
-        return None
-    first = max(work.cached, wanted.first)
-    rows = [work.first_row + row for row in keep[first - work.cached :]]
-    return Features(first, states.rows(wanted.layers, rows))
-
-
-def _prompt_logprobs(
-    works: Sequence[_Work], logits: torch.Tensor
-) -> tuple[dict[str, tuple[TokenLogprobs, ...]], torch.Tensor]:
-    """The prompts' log-probabilities by request, and the logits of the remaining rows
-    (`wanted_rows`)."""
-    if not any(work.prompt_logprob_rows for work in works):
-        return {}, logits
-    prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
-    others: list[int] = []
-    first = 0
-    for work in works:
-        rows, top_n = work.prompt_logprob_rows, work.held.start.params.prompt_logprobs
-        end = first + len(rows)
-        if rows and top_n is not None:
-            tokens = work.held.committed.ids[rows.start + 1 : rows.stop + 1]
-            prompt_logprobs[work.request] = logprobs_of_rows(logits[first:end], tokens, top_n)
-        first = end + work.wanted_rows
-        others += range(end, first)
-    return prompt_logprobs, logits[others]
-
-
-def _tree_mask(entering: int, tree: DraftTree) -> NDArray[np.bool_]:
-    """The attention mask: committed rows are causal; a node sees all of them, itself and its
-    ancestors."""
-    rows = entering + len(tree)
-    mask = np.zeros((rows, rows), np.bool_)
-    mask[:entering, :entering] = np.tri(entering, dtype=np.bool_)
-    mask[entering:, :entering] = True
-    mask[entering:, entering:] = tree.ancestor_mask()
-    return mask
 
 
 def _walk(tree: DraftTree, chosen: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -27,7 +27,9 @@ class Greedy:
         now: float,
     ) -> Mapping[str, str | None]:
         if self._membership.changed(requests, lanes):
-            smallest_first = sorted(lanes, key=lambda lane: lane.size)
+            # The larger a drafter, the longer its step.
+            steps = {lane: cost.predict(0, 1) for lane, cost in context.draft.items()}
+            smallest_first = sorted(lanes, key=lambda lane: steps.get(lane.name, 0.0))
             places = [lane.name for lane in smallest_first for _ in range(lane.capacity)]
             shortest_first = sorted(requests, key=lambda request: request.prompt_len)
             names = [request.name for request in shortest_first]

@@ -26,6 +26,10 @@ from policies.speculation.forest import (
 )
 from policies.speculation.slo import tightest_tpot
 
+_INITIAL_CONFIDENCE = 0.7
+"""The historical mean confidence before any observation."""
+_MEMORY = 4096.0
+"""Draft tokens over which the historical mean is taken."""
 VIOLATES = -1.0
 """Algorithm 3's estimate of a round that violates the TPOT."""
 
@@ -34,10 +38,6 @@ VIOLATES = -1.0
 class SpecServeParams:
     max_length: int = 8
     """The most draft steps. The paper limits them by efficiency alone."""
-    initial_confidence: float = 0.7
-    """The historical mean confidence before any observation."""
-    memory: float = 4096.0
-    """Draft tokens over which the historical mean is taken."""
     eliminate: bool = True
     """Off: SpecServe- of Table 2, with the adaptive drafter alone."""
 
@@ -146,7 +146,7 @@ class SpecServe:
     def mean_confidence(self, lane: str) -> float:
         """`prev_conf` of Algorithm 1."""
         tokens, confidence = self._drafted.get(lane, (0.0, 0.0))
-        return confidence / tokens if tokens else self._params.initial_confidence
+        return confidence / tokens if tokens else _INITIAL_CONFIDENCE
 
     def plan(
         self, batches: Sequence[LaneBatch], context: RoundContext, now: float
@@ -224,6 +224,6 @@ class SpecServe:
     def _count(self, lane: str, drafted: int, confidence: float) -> None:
         tokens, total = self._drafted.get(lane, (0.0, 0.0))
         tokens, total = tokens + drafted, total + confidence
-        if tokens > self._params.memory:
+        if tokens > _MEMORY:
             tokens, total = tokens / 2, total / 2
         self._drafted[lane] = (tokens, total)

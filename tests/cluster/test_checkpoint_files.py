@@ -105,9 +105,3 @@ def test_an_answer_ends_where_any_file_says(
     files: dict[str, Any], stops: tuple[int, ...], tmp_path: Path
 ) -> None:
     assert stop_token_ids(folder(tmp_path, **files)) == stops
-
-
-def test_a_broken_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("version https://git-lfs.github.com/spec/v1")
-    with pytest.raises(ValueError, match=r"config\.json is no JSON: .*; fetch it again"):
-        stop_token_ids(tmp_path)

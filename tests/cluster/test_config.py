@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from cluster.built_in_models import model_path
 from cluster.checkpoint_files import QUANTIZED
-from cluster.checkpoints import architecture, parameters
+from cluster.checkpoints import architecture
 from cluster.config import AppConfig, ValidationError, problems
 from cluster.config.keys import resolved
 from cluster.footprint import footprints
@@ -87,6 +87,8 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
         ("drafters.0: past_tokens: .* not ngram", {"drafters": [NGRAM | {"past_tokens": 9}]}),
         ("drafters.0: past_tokens: .* not model", {"drafters": [TINY | {"past_tokens": 9}]}),
         ("drafters.0.past_tokens", {"drafters": [SUFFIX | {"past_tokens": -1}]}),
+        ("past_outputs_folder: no drafter", {"past_outputs_folder": "/kept", "drafters": [NGRAM]}),
+        ("past_outputs_folder: 'kept' ", {"past_outputs_folder": "kept", "drafters": [SUFFIX]}),
         ("drafters.0: quantize: .* not model", {"drafters": [TINY | {"quantize": "int8"}]}),
         ("drafters.0.quantize: ", {"drafters": [COPY | {"quantize": "none"}]}),
         ("model: quantized copies the target", {"drafters": [TINY | COPY]}),
@@ -243,20 +245,6 @@ def test_quantized_weights_are_refused_where_they_are_not_read(tmp_path: Path) -
     assert line.startswith("drafters.0.model: the weights of")
 
 
-def test_a_download_that_lacks_a_file_of_its_index_is_refused(tmp_path: Path) -> None:
-    folder = Path(with_config(tmp_path / "part"))
-    (folder / "model.safetensors").rename(folder / "a.safetensors")
-    index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    target = {"model": str(folder)}
-    assert refused({"target": target}) == [
-        f"target.model: b.safetensors is not in {folder}; fetch it again"
-    ]
-    drafter = {"name": "part", "model": str(folder)}
-    (line,) = refused({"target": {"model": "zoo/target"}, "drafters": [drafter]})
-    assert line.startswith("drafters.0.model: b.safetensors is not in")
-
-
 def test_a_relative_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_config(tmp_path / "mine")
     monkeypatch.chdir(tmp_path)
@@ -278,19 +266,6 @@ def test_sizes_that_a_config_leaves_to_its_class_are_the_classs(tmp_path: Path) 
     sizes = architecture(tmp_path)
     assert (sizes.hidden_size, sizes.num_hidden_layers) == (2560, 34)
     assert (sizes.vocab_size, sizes.head_dim) == (262_208, 256)
-
-
-def test_a_file_of_weights_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    copy = Path(with_config(tmp_path / "clone"))
-    (copy / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
-    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read .*git lfs pull"):
-        parameters(copy)
-
-
-def test_a_config_of_a_model_that_is_no_json_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{")
-    (line,) = refused({"target": {"model": str(tmp_path)}})
-    assert f"{tmp_path / 'config.json'} is no JSON" in line
 
 
 def test_a_drafter_with_another_vocabulary_is_refused(tmp_path: Path) -> None:

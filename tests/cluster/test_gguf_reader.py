@@ -60,17 +60,6 @@ def test_tensors_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
         open_gguf(file)
 
 
-def test_more_parts_than_any_vocabulary_has_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cluster.gguf_reader._MOST_PARTS", 1000)
-    file = tmp_path / "m.gguf"
-    array = field(_ARRAY, struct.pack("<IQ", _UINT8, 2000) + bytes(2000))
-    file.write_bytes(head(0, 1, array))
-    with pytest.raises(UnsupportedGguf, match="its head has more than 1000 parts"):
-        open_gguf(file)
-
-
 @pytest.mark.parametrize(
     ("name", "add"),
     [

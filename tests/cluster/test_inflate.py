@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from cluster.built_in_models import TARGET, model_path
 from cluster.checkpoints import architecture
-from cluster.inflate import inflate_to_cache, inflated_config
+from cluster.inflate import inflate_to_cache
 
 SOURCE = model_path(TARGET)
 SMALL = AutoConfig.from_pretrained(SOURCE)
@@ -29,28 +29,6 @@ def test_logits_and_greedy_tokens_are_kept(params: int, tmp_path: Path) -> None:
         prompt = tokens[:1, :16]
         answers = [m.generate(prompt, max_new_tokens=24, do_sample=False) for m in (small, large)]
     assert torch.equal(*answers)
-
-
-def test_new_weights_are_not_zero_where_they_may_be_random(tmp_path: Path) -> None:
-    path = inflate_to_cache(SOURCE, 30_000_000, tmp_path)
-    large = AutoModelForCausalLM.from_pretrained(path)
-    assert large.num_parameters() > SMALL.vocab_size * SMALL.hidden_size * 10
-    zeros = sum(int((p == 0).sum()) for p in large.parameters())
-    assert zeros < 0.5 * large.num_parameters()
-
-
-@pytest.mark.parametrize("params", [5_000_000, 90_000_000, 350_000_000, 850_000_000, 7_000_000_000])
-def test_size_is_within_a_tenth(params: int) -> None:
-    larger = architecture(SOURCE, params)
-    assert larger.parameters() == pytest.approx(params, rel=0.1)
-    assert larger.head_dim == SMALL.head_dim
-    assert larger.hidden_size == larger.num_attention_heads * larger.head_dim
-
-
-def test_the_number_of_parameters_is_that_of_transformers() -> None:
-    with torch.device("meta"):
-        model = LlamaForCausalLM(inflated_config(SOURCE, 350_000_000))
-    assert architecture(SOURCE, 350_000_000).parameters() == model.num_parameters()
 
 
 def test_a_size_below_the_targets_own_is_refused() -> None:

@@ -97,12 +97,6 @@ def test_a_whole_model_without_a_tokenizer_is_refused(hub_cache: Path) -> None:
         target.path()
 
 
-def test_a_tokenizers_options_are_no_tokenizer(hub_cache: Path) -> None:
-    snapshot(hub_cache, without="tokenizer.json")
-    why = refusal({"target": {"model": "org/model"}})
-    assert "target.model: org/model has no tokenizer: none of tokenizer.json, tokenizer.mo" in why
-
-
 @pytest.mark.parametrize(
     ("name", "why"),
     [

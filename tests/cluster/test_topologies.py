@@ -24,6 +24,7 @@ from cluster.config import AppConfig
 from cluster.fitting import Node, missing, parse_node
 from cluster.footprint import footprints
 from cluster.placement import plan
+from deployments import version
 from tests.cluster.checkpoints import write_models
 from tests.smollm2 import needs_smollm2
 
@@ -88,13 +89,21 @@ def test_make_serve_takes_the_zoo_where_the_model_is_not(tmp_path: Path) -> None
     assert printed.split()[-1] == "cluster/zoo.yaml"
 
 
+def test_make_serve_plans_for_a_model_that_is_named(tmp_path: Path) -> None:
+    asked = ["MODEL=org/name", f"SPINDLE_CACHE={tmp_path}"]
+    command = ["make", "--no-print-directory", "--dry-run", "serve", *asked]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert f"-m cluster.plan 'org/name' --output {tmp_path}/plan.yaml\n" in printed
+    assert printed.split()[-1] == f"{tmp_path}/plan.yaml"
+
+
 def test_make_and_a_config_look_for_the_model_in_one_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPINDLE_CACHE", str(tmp_path))
     command = ["make", "--print-data-base", "--dry-run", "clean"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert f"\nMODEL := {smollm2_path() / QUANTIZED}\n" in printed
+    assert f"\nDEFAULT_MODEL := {smollm2_path() / QUANTIZED}\n" in printed
 
 
 def test_make_serve_refuses_another_target() -> None:
@@ -177,6 +186,32 @@ def test_the_recipe_with_a_head_fits_with_the_head_inline_as_well(models: Path) 
     head, *others = config["drafters"]
     drafters = [head | {"placement": "inline"}, *others]
     assert missing(AppConfig.model_validate(config | {"drafters": drafters}), [GPU]) == []
+
+
+def test_the_image_has_the_environment_of_make_serve() -> None:
+    lines = (ROOT / "cluster" / "serve.env").read_text().splitlines()
+    wanted = {line for line in lines if line and not line.startswith("#")}
+    instructions = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
+    assert wanted <= {
+        one for line in instructions if line.startswith("ENV") for one in line.split()
+    }
+
+
+def test_the_manifest_names_this_version_and_waits_for_streams_to_end(models: Path) -> None:
+    manifest = yaml.safe_load((ROOT / "cluster/recipes/kuberay.yaml").read_text())["spec"]
+    cluster = manifest["rayClusterConfig"]
+    pods = [
+        group["template"]["spec"]
+        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])
+    ]
+    images = {container["image"] for pod in pods for container in pod["containers"]}
+    assert images == {f"spindle:{version()}-cuda"}
+    drain_s = load("cluster/recipes/kuberay.yaml", models).scaling.drain_s
+    for pod in pods[1:]:
+        assert pod["terminationGracePeriodSeconds"] > drain_s
+        assert (
+            "ray drain-node" in pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][-1]
+        )
 
 
 def test_the_manifests_own_nodes_hold_its_replica(models: Path) -> None:

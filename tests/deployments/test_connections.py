@@ -202,20 +202,6 @@ def test_requests_sent_ahead_of_answers_are_bounded(monkeypatch: pytest.MonkeyPa
     assert asyncio.run(ask(1000)).count(b"200 OK") <= 65
 
 
-def test_a_client_that_leaves_is_noticed_with_requests_sent_ahead(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def ended() -> None:
-        async with server(monkeypatch) as port, asyncio.timeout(10 * TIMEOUT_S):
-            reader, writer = await connect(port, "127.0.0.1")
-            writer.write(COMPLETE.replace(b"/", b"/endless", 1) + COMPLETE)
-            await reader.read(1)
-            writer.transport.abort()
-            await ENDED.wait()
-
-    asyncio.run(ended())
-
-
 @pytest.mark.parametrize(
     ("head", "begins"),
     [

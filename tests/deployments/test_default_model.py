@@ -21,9 +21,7 @@ from engine.protocol import Commit
 from engine.sampling.params import SamplingParams
 from engine.tokenizer import load_tokenizer
 from engine.verifiers.native import NativeVerifier
-from tests.actors.hosts.cluster import processes
-from tests.deployments.killing import Kill
-from tests.deployments.serving import URL, application, eventually, is_idle, replicas
+from tests.deployments.serving import URL, application
 from tests.smollm2 import needs_smollm2
 
 pytestmark = needs_smollm2
@@ -125,15 +123,3 @@ def test_streams_are_the_engines_own_with_drafts_and_without(expected: list[list
     assert all(HEAD in one["rounds_by_lane"] for one in statistics)
     assert sum(one["accepted"] for one in statistics) > len(drafted)
     assert not any(one["drafted"] for one in undrafted)
-
-
-def test_a_killed_head_comes_back_and_streams_are_unchanged(expected: list[list[int]]) -> None:
-    replica = replicas().state.remote().result(timeout_s=10)["replica"]
-    victim = processes(replica)[HEAD]
-    kill = Kill(victim)
-    asked = bodies()
-    received = stream(asked, kill)
-    assert kill.unfinished == len(asked), "the fault came too late"
-    check(received, expected)
-    eventually(lambda: processes(replica).get(HEAD, victim) != victim, "the head is back", 60)
-    eventually(is_idle, "nothing runs")

@@ -9,7 +9,7 @@ import pytest
 from actors.coordinator.events import LaneDown, LaneUp, VerifierDown, VerifierUp
 from deployments.ingress.errors import ApiError
 from deployments.ingress.metrics import IngressMetrics, RequestLog
-from deployments.replica.event_log import log_event
+from deployments.logs import log_event
 
 PAGE = Path(__file__).parents[2] / "docs" / "operating.md"
 LOSSES, FAILURES, _WARNINGS = re.findall(r'grep -hE "([^"]+)"', PAGE.read_text())

@@ -218,21 +218,6 @@ def test_a_wrong_key_is_asked_for_again(visit: Visit) -> None:
     expect(page.locator(".facts").last).to_contain_text("per round", timeout=60_000)
 
 
-def test_the_numbers_need_a_key_and_the_page_does_not(app: str) -> None:
-    assert httpx.get(f"{app}/spindle/live").status_code == 401
-    assert httpx.get(app).status_code == httpx.get(f"{app}/playground/app.js").status_code == 200
-    assert httpx.get(f"{app}/playground/../app.py").status_code in (401, 404)
-    too_long = httpx.get(f"{app}/spindle/live?seconds=60", headers=AUTHORIZED)
-    assert (too_long.status_code, too_long.json()["error"]["param"]) == (400, "seconds")
-    numbers = httpx.get(f"{app}/spindle/live", headers=AUTHORIZED).json()
-    assert numbers["drafters"] == ["tiny", "ngram"]
-    assert [host["name"] for host in numbers["replicas"][0]["hosts"]] == [
-        "verifier",
-        "tiny",
-        "ngram",
-    ]
-
-
 @pytest.mark.parametrize(
     ("status", "code", "said"),
     [

@@ -28,7 +28,6 @@ from tests.deployments.serving import (
     begin_deploy,
     deploy,
     eventually,
-    expected_text,
     read_to_end,
     replica_states,
     replicas,
@@ -139,16 +138,6 @@ def test_heartbeats_reach_the_replicas_that_they_name() -> None:
         for reader in readers:
             reader.join(60)
     assert read == dict.fromkeys(streams, LONG.max_tokens)
-
-
-@pytest.mark.usefixtures("_two_replicas")
-def test_all_choices_of_one_request_are_routed() -> None:
-    """They share one id with which Serve's own router would take all of them for the first."""
-    asked = {"model": "target", "prompt": PROMPT, "max_tokens": 12, "n": 8, "seed": 3}
-    answer = serve.get_app_handle("spindle").generate.remote(asked).result(timeout_s=60)
-    assert len(answer["choices"]) == 8
-    for choice in answer["choices"]:
-        assert choice["text"] == expected_text(1.0, choice["spindle"]["seed"], 12)
 
 
 def text_of(chunks: list[dict[str, Any]]) -> str:

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from benchmarks.generation import DraftPlan, Generation
 from cluster.built_in_models import TARGET, model_path
 from cluster.config.drafter_kinds import LOOKUPS, drafter_kind
+from engine.drafters.loading import load_quantized
 from engine.drafters.model import ModelDrafter, make_runner
-from engine.drafters.quantized import load_quantized
 from engine.drafters.runner import PackedRunner
 from engine.grammar.spec import OutputGrammar
 from engine.model import PackedModel

@@ -1,7 +1,6 @@
 """A checkpoint's own code never runs, on either backend; a broken file is named."""
 
 import json
-import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +11,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from cluster.built_in_models import TARGET, model_path
-from engine.checkpoint import load_config, load_whole
+from engine.checkpoint import load_config, load_stock, load_whole
 from engine.errors import InvalidEngineArgs, SpindleError, UnreadableCheckpoint
-from engine.model import load_stock
 from engine.tokenizer import load_tokenizer
 from engine.verifiers.vllm.loading import VllmSpec, engine_config
 
@@ -81,14 +79,6 @@ def test_no_argument_lets_a_checkpoints_code_run() -> None:
     spec = VllmSpec(model_path(TARGET), "float32", 2048, engine_args={"trust_remote_code": True})
     with pytest.raises(InvalidEngineArgs, match="trust_remote_code: code that a checkpoint brings"):
         engine_config(spec)
-
-
-@pytest.mark.parametrize("load", [load_native, load_whole])
-def test_pickled_weights_are_not_read(load: Callable[[Path], object], checkpoint: Path) -> None:
-    (checkpoint / "model.safetensors").unlink()
-    (checkpoint / "pytorch_model.bin").write_bytes(pickle.dumps({}))
-    with pytest.raises(UnreadableCheckpoint, match=r"no file named model\.safetensors"):
-        load(checkpoint)
 
 
 @pytest.mark.parametrize(

@@ -177,18 +177,6 @@ def test_the_buffer_keeps_what_is_needed_and_no_more(seed: int) -> None:
             np.testing.assert_allclose(read.rows, expected[begin - buffer.first :, 2:])
 
 
-def test_a_piece_is_copied_once_more_of_it_is_dropped_than_kept() -> None:
-    """Neither at each step of a drafter that reads a long prompt, nor never."""
-    rows = np.zeros((100, 4), np.float32)
-    buffer = FeatureBuffer((4,), most_tokens=200)
-    buffer.add(Features(0, rows))
-    for position in range(5, 100, 5):
-        buffer.drop_before(position)
-        kept = buffer.read(position, 100, (4,)).rows
-        assert len(kept) == 100 - position
-        assert np.shares_memory(kept, rows) == (position <= 50)
-
-
 def test_nothing_is_kept_or_asked_for_of_which_no_lane_can_read_the_beginning() -> None:
     lanes = FeatureLanes({"a": (1,), "b": (1,)}, most_tokens=8)
     served = admit("one", [5] * 30, GREEDY, TargetLimits(VOCAB, 256, ()))

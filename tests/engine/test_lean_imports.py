@@ -8,7 +8,7 @@ import sys
 import actors.hosts.workers
 import torch
 from cluster.built_in_models import model_path
-from engine.model import load_stock
+from engine.checkpoint import load_stock
 
 model = load_stock(model_path("tiny"), torch.float32)
 for unused in ("sklearn", "scipy.optimize"):

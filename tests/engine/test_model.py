@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from engine.checkpoint import load_stock
 from engine.drafters.loading import load_model_drafter
 from engine.errors import IncompatibleDrafter, IncompleteCheckpoint, OutOfBlocks, UnsupportedModel
-from engine.model import PackedModel, Segment, load_stock
+from engine.model import PackedModel, Segment
 from policies.tree import ROOT, DraftTree
 from tests.checkpoints import llama
 from tests.engine.families import SUPPORTED, build
@@ -140,7 +141,7 @@ def test_checkpoint_on_disk_serves_with_its_own_facts(tmp_path: Path) -> None:
 
 def test_a_model_whose_packed_logits_are_wrong_is_refused() -> None:
     """The last line of defence at load: here the forward sees other weights than stock does."""
-    model = build(SUPPORTED["llama"])
+    model = build(SUPPORTED["mixtral"])
     attention = model.model.layers[1].self_attn
 
     def swap_scale(*_: object) -> None:

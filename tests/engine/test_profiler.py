@@ -1,6 +1,5 @@
 """The profiler on a real model: what it measures, and when it measures again."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,22 +86,6 @@ def test_whatever_changes_the_cost_is_measured_anew(
         for name in ("setup", "grid", "threads", "model", "dtype")
         if getattr(key, name) != getattr(other, name)
     ] == [difference]
-
-
-@pytest.mark.parametrize("content", ["", '{"key": ', "[]", '{"key": 1}'])
-def test_a_file_that_was_not_written_whole_is_measured_again(
-    content: str, model: PackedModel, tmp_path: Path
-) -> None:
-    first = profile(model, "packed", tmp_path, GRID)
-    (file,) = tmp_path.iterdir()
-    file.write_text(content)
-    assert len(profile(model, "packed", tmp_path, GRID).samples) == len(first.samples)
-    assert json.loads(file.read_text())["samples"]
-
-
-def test_what_cannot_be_kept_is_measured_all_the_same(model: PackedModel, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert profile(model, "packed", tmp_path / "file" / "below", GRID).samples
 
 
 class Machine:

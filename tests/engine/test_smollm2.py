@@ -11,8 +11,8 @@ from cluster.built_in_models import HEADS, model_path, smollm2_path
 from cluster.checkpoint_files import Quantize
 from cluster.checkpoints import eagle3_shape
 from engine.drafters.eagle3 import load_eagle3
+from engine.drafters.loading import load_quantized
 from engine.drafters.lookup import SuffixDrafter
-from engine.drafters.quantized import load_quantized
 from engine.model import PackedModel
 from engine.protocol import Commit, Drafter, Verifier
 from engine.sampling.params import SamplingParams

@@ -69,14 +69,6 @@ def test_another_history_of_the_same_length_is_noticed() -> None:
     assert host.follow_held(other.prefix()).committed.ids == [5, 9, 7]
 
 
-def test_one_missing_prefix_does_not_hold_up_the_batch() -> None:
-    host, known, unknown = Host(), Stream("a", [5]), Stream("b", [6])
-    unknown.seen = 1
-    answers = host.state.accept([unknown.prefix(), known.prefix()])
-    assert isinstance(answers[0], Missing)
-    assert isinstance(answers[1], HeldRequest)
-
-
 def test_the_least_recently_used_request_leaves() -> None:
     host = Host(max_requests=2)
     streams = {name: Stream(name, [1, 2]) for name in "abc"}
@@ -93,12 +85,3 @@ def test_no_order_of_a_batch_evicts_another() -> None:
     assert host.dropped == []
     host.follow(Stream("d", [1]).prefix())
     assert host.dropped == ["a", "b", "c"]
-
-
-def test_forgetting_is_idempotent_and_reports_once() -> None:
-    host = Host()
-    host.follow(Stream("a", [1]).prefix())
-    host.state.forget(["a", "never seen"])
-    host.state.forget(["a"])
-    assert host.dropped == ["a"]
-    assert len(host.state) == 0

@@ -13,6 +13,7 @@ from lab.baselines.selection import (
     SpinEpsilonGreedyParams,
 )
 from lab.baselines.speculation import Equal, SpecInfer, Threshold, ThresholdParams
+from policies.cost import ForwardCost
 from policies.request import RequestView
 from policies.tree import ROOT, DraftTree
 from tests.policies.scheduling.server import Job, serve
@@ -33,9 +34,10 @@ from tests.policies.speculation.rounds import (
 
 
 def test_greedy_sends_shorter_prompts_to_smaller_ssms_each_filled_before_the_next() -> None:
-    lanes = [lane("1.4B", 1, size=1.4e9), lane("68M", 2, size=68e6)]
+    lanes = [lane("1.4B", 1), lane("68M", 2)]
+    draft = {"1.4B": ForwardCost(0.0, 0.0, 5e-3), "68M": ForwardCost(0.0, 0.0, 1e-3)}
     here = [request(name, length) for name, length in zip("abcd", (900, 10, 90, 950), strict=True)]
-    chosen = Greedy().assign(here, lanes, CONTEXT, 0.0)
+    chosen = Greedy().assign(here, lanes, CONTEXT._replace(draft=draft), 0.0)
     assert chosen == {"b": "68M", "c": "68M", "a": "1.4B", "d": None}
 
 

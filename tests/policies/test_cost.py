@@ -20,7 +20,6 @@ from policies.estimates.online_cost import RefinedCost
 
 TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 CONTEXTS = (0, 500, 2_000, 8_000)
-LINE = ForwardCost(alpha=1e-6, gamma=2e-4, delta=9e-3)
 ROOFLINE = ForwardCost(alpha=1e-6, gamma=5e-5, delta=9e-3, knee=24, gamma_more=6e-4)
 
 

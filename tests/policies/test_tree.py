@@ -106,13 +106,6 @@ def test_build_refuses_invalid_trees(
         DraftTree.build(tokens, parents, confidence)
 
 
-def test_the_same_token_below_two_parents_is_two_nodes() -> None:
-    tree = DraftTree.build([1, 2, 3, 3], [ROOT, ROOT, 0, 1], [0.6, 0.4, 0.5, 0.9])
-    assert tree.follow([2, 3]) == [1, 3]
-    assert tree.steps()[0, 3] == 2
-    assert (2, 3) not in tree.steps()
-
-
 @given(trees())
 def test_a_pickled_tree_is_complete_and_small(tree: DraftTree) -> None:
     packed = pickle.dumps(tree, pickle.HIGHEST_PROTOCOL)

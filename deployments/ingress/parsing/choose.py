@@ -56,7 +56,9 @@ class OutputParsers:
 
     def _calls(self, use: ToolUse) -> Format:
         names = frozenset(tool.function.name for tool in use.tools)
-        return hermes if self._tool_parser == "hermes" else partial(llama3_json, names=names)
+        if self._tool_parser == "hermes":
+            return partial(hermes, names=names if use.is_limited else None)
+        return partial(llama3_json, names=names)
 
     def _reasoning(self, prompt_ids: Sequence[int]) -> list[Format]:
         if self._reasoning_parser is None:

@@ -129,13 +129,14 @@ def thinking(out: Deltas, opened: bool) -> Reader[str]:
     return ""
 
 
-def hermes(out: Deltas) -> Reader[str]:
-    """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, among other text."""
+def hermes(out: Deltas, names: Collection[str] | None = None) -> Reader[str]:
+    """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, among other text. `names`: calls of
+    other functions are content."""
     unused = ""
     while (yield from until("<tool_call>", out.content, unused)):
         out.record("<tool_call>")
         try:
-            after = yield from _call((yield from space((yield))), out)
+            after = yield from _call((yield from space((yield))), out, names)
         except Malformed:
             read = out.recorded()
             if read:

@@ -86,6 +86,8 @@ class ToolUse:
     parallel: bool = True
     answer: Schema | None = None
     """The JSON schema of an answer without calls; None: it may be any text."""
+    is_limited: bool = False
+    """Whether the choice names the tools, so that no other can be called."""
 
     @classmethod
     def of(
@@ -100,13 +102,15 @@ class ToolUse:
         for index, name in enumerate(names):
             if name in names[:index]:
                 raise InvalidRequest("tools", f"two functions are called {name!r}; rename one")
+        limited = False
         if isinstance(choice, AllowedToolsChoice):
+            limited = True
             allowed = {one.function.name for one in choice.allowed_tools.tools}
             if unknown := allowed - set(names):
                 raise InvalidRequest("tool_choice", _no_function(min(unknown)))
             tools = [tool for tool in tools if tool.function.name in allowed]
             choice = choice.allowed_tools.mode
-        use = cls(tools, choice or ("auto" if tools else "none"), parallel, answer)
+        use = cls(tools, choice or ("auto" if tools else "none"), parallel, answer, limited)
         if use.must_call and not tools:
             raise InvalidRequest("tool_choice", "needs a function in tools")
         if use.named is not None and use.named not in names:

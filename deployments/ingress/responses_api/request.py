@@ -108,6 +108,8 @@ class ResponsesRequest(SharedFields):
     """A text, or the conversation's items."""
     previous_response_id: Text | None = None
     """The response after whose items the input comes, if the config stores any."""
+    store: bool = False
+    """False, where it is given: do not keep the response for `previous_response_id`."""
     instructions: Text | None = None
     """A system message before the input."""
     n: Literal[1] = 1

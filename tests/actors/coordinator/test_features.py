@@ -13,17 +13,15 @@ from actors.coordinator.events import (
     Event,
     FeaturesLost,
     LaneDown,
-    Preempted,
     Verified,
 )
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
-from benchmarks.simulator.clock import run
+from cluster.plan.simulator.clock import run
 from engine.errors import UnsupportedModel
 from engine.model import PackedModel
 from engine.protocol import VerifyOrder
 from engine.verifiers.native import NativeVerifier
-from lab.baselines.scheduling import Las, LasParams
 from policies.cost import ForwardCost
 from policies.request import LaneView
 from policies.scheduling.fcfs import fcfs
@@ -195,14 +193,6 @@ def test_a_lost_verifier_computes_features_again(
     assert left_out & {request for request, _, _ in served.readers[1].read}
 
 
-def test_more_than_the_limit_is_not_kept(expected: list[list[int]], eager: PreTrainedModel) -> None:
-    """Requests that are on another lane for longer than that stay there."""
-    limits = Limits(max_batch=4, kv_tokens=1024, feature_tokens=4, catch_up_tokens=1)
-    served = Served(limits=limits, stay=9)
-    assert served.streams == expected
-    assert served.seen(FeaturesLost)
-
-
 @pytest.mark.parametrize("own_processors", [True, False])
 @pytest.mark.parametrize("prompts", [[[8, 9, 7] * 40], [[8, 9, 7] * 40, [9] * 100, [3] * 80]])
 def test_long_prompts_are_read_while_they_are_prefilled(
@@ -219,15 +209,3 @@ def test_long_prompts_are_read_while_they_are_prefilled(
         for request, _tokens, rows in reader.read:
             assert len(rows) - seen.get(request, 0) <= 32
             seen[request] = len(rows)
-
-
-def test_preempted_requests_continue(expected: list[list[int]], eager: PreTrainedModel) -> None:
-    served = Served(
-        schedule=Las(LasParams(quantum_s=0.05)),
-        limits=Limits(max_batch=2, kv_tokens=256),
-        kv_tokens=256,
-    )
-    assert served.streams == expected
-    assert served.seen(Preempted)
-    for reader in served.readers:
-        check_features(reader, eager)

@@ -35,7 +35,6 @@ from engine.model import PackedModel
 from engine.protocol import Commit
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
-from lab.baselines.scheduling import Las, LasParams
 from policies.cost import ForwardCost
 from policies.estimates.acceptance import AcceptanceEstimates
 from policies.microbatch import MicroBatchParams
@@ -177,16 +176,6 @@ async def test_streams_equal_plain_decoding_while_requests_switch_lanes(parts: i
     assert service.seen(Switched)
 
 
-async def test_preempted_requests_continue_where_they_were() -> None:
-    service = Service(
-        schedule=Las(LasParams(quantum_s=0.05)),
-        limits=Limits(max_batch=2, kv_tokens=CONTEXT),
-        kv_tokens=CONTEXT,
-    )
-    assert await serve_all(service) == plainly(PROMPTS, PARAMS)
-    assert service.seen(Preempted)
-
-
 async def test_kv_memory_smaller_than_its_limit_delays_requests_but_loses_nothing() -> None:
     long = replace(GREEDY, max_tokens=180)
     prompts = [[number] * 40 for number in range(2, 6)]
@@ -230,16 +219,6 @@ async def test_a_short_prompt_does_not_wait_until_another_tenants_long_ones_are_
     left = [event.view.name for event in service.seen(Left)]
     assert left == ["short", "long0", "long1", "long2"]
     await service.end()
-
-
-async def test_closing_the_stream_cancels_the_request() -> None:
-    service = Service()
-    stream = service.coordinator.submit("one", [7], replace(GREEDY, max_tokens=200))
-    async for _commit in stream:
-        break
-    stream.close()
-    await service.end()
-    assert [event.finish for event in service.seen(Left)] == [None]
 
 
 async def test_one_request_more_than_the_limits_is_refused_until_another_has_left() -> None:
@@ -561,18 +540,6 @@ async def test_lanes_on_the_verifiers_processors_catch_up_for_a_small_share_of_t
     assert await share_of_reading(own_processors=False, idle_s=60.0) < 0.05
 
 
-async def test_a_resubmitted_request_continues_its_own_output() -> None:
-    service = Service()
-    whole = plainly([PROMPTS[1]], [WARM])[0]
-    stream = service.coordinator.submit("again", PROMPTS[1], WARM, output=whole[:9], attempt=1)
-    tokens: list[int] = []
-    async for commit in stream:
-        assert (commit.attempt, commit.first_index) == (1, 9 + len(tokens))
-        tokens += commit.token_ids
-    assert tokens == whole[9:]
-    await service.end()
-
-
 async def test_tokens_of_another_replica_count_as_on_time() -> None:
     """Otherwise a resumed request seems to be far ahead of its TPOT."""
     service = Service()
@@ -585,27 +552,4 @@ async def test_tokens_of_another_replica_count_as_on_time() -> None:
     assert left.statistics.ttft_s is not None
     came_s = left.view.arrival_s + left.statistics.ttft_s
     assert left.view.first_token_s == pytest.approx(came_s - 9 * 0.05)
-    await service.end()
-
-
-async def test_requests_without_speculation_are_never_drafted_for() -> None:
-    service = Service()
-    stream = service.coordinator.submit("plain", PROMPTS[0], GREEDY, speculate=False)
-    await read(stream)
-    assert all(o.drafted == 0 for e in service.seen(Verified) for o in e.outcomes)
-    assert service.near.calls == service.far.calls == 0
-    await service.end()
-
-
-async def test_limits_that_could_never_hold_a_request_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"limits\.kv_tokens"):
-        Service(limits=Limits(kv_tokens=CONTEXT - 1))
-
-
-async def test_names_are_unique_while_they_are_served() -> None:
-    service = Service()
-    stream = service.coordinator.submit("one", [5], GREEDY)
-    with pytest.raises(InvalidRequest, match="already"):
-        service.coordinator.submit("one", [5], GREEDY)
-    await read(stream)
     await service.end()

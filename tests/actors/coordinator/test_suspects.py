@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors.coordinator.events import VerifierDown, VerifierUp
+from actors.coordinator.events import VerifierDown
 from actors.coordinator.settings import Limits
 from actors.coordinator.stream import RequestFailed
 from tests.actors.coordinator.test_loop import PARAMS, PROMPTS, Service, plainly, read
@@ -86,16 +86,4 @@ async def test_after_an_accident_each_request_is_alone_until_its_first_token_and
         cleared |= brought[call]
         call += 1
     assert set(batches[call]) == aboard
-    await service.end()
-
-
-async def test_who_fails_is_told_at_the_second_loss_and_does_not_wait_for_another_verifier() -> (
-    None
-):
-    service = Service(limits=LIMITS)
-    service.verifier.killer = "killer"
-    with pytest.raises(RequestFailed):
-        await read(service.coordinator.submit("killer", PROMPTS[0], LONG[0]))
-    assert len(service.seen(VerifierDown)) == 2
-    assert len(service.seen(VerifierUp)) == 1
     await service.end()

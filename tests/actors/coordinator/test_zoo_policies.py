@@ -8,8 +8,6 @@ is a function of prompt, seed and parameters alone, so all others must repeat th
 import asyncio
 import itertools
 import json
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,10 +22,7 @@ from actors.hosts.fleet import Fleet, start_fleet
 from cluster.built_in_models import TARGET, model_path
 from cluster.config import DrafterConfig, TargetConfig
 from engine.draft_profile import DraftCosts
-from engine.model import Segment
 from engine.sampling.params import SamplingParams
-from engine.sampling.sampler import Row, choose
-from engine.verifiers.native import NativeVerifier
 from policies.catalogue import (
     SCHEDULES,
     SELECTIONS,
@@ -169,32 +164,3 @@ def test_every_policy_returns_the_target_s_output(
     if case["speculation"] == "fixed":
         rounds = [o for event in events if isinstance(event, Verified) for o in event.outcomes]
         assert any(outcome.accepted for outcome in rounds), "nothing was drafted"
-
-
-FIXED = {**one_at_a_time(FACTORS)[0], "selection": "lbss", "speculation": "fixed"}
-"""It drafts in every round, so that a defect shows."""
-
-
-def test_draft_positions_off_by_one_are_detected(
-    fleet: Fleet, prompts: list[list[int]], expected: Streams, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = NativeVerifier._segment
-
-    def shifted(verifier: NativeVerifier, work) -> Segment:  # type: ignore[no-untyped-def]
-        segment = original(verifier, work)
-        positions = segment.positions.copy()
-        positions[len(work.entering) :] += 1
-        return replace(segment, positions=positions)
-
-    monkeypatch.setattr(NativeVerifier, "_segment", shifted)
-    assert asyncio.run(served(fleet, FIXED, prompts))[0] != expected
-
-
-def test_noise_off_by_one_position_is_detected(
-    fleet: Fleet, prompts: list[list[int]], expected: Streams, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def shifted(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
-        return choose(logits, [replace(row, position=row.position + 1) for row in rows])
-
-    monkeypatch.setattr("engine.verifiers.native.choose", shifted)
-    assert asyncio.run(served(fleet, FIXED, prompts))[0] != expected

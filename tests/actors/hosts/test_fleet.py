@@ -266,35 +266,6 @@ async def test_a_killed_verifier_is_replaced_and_streams_continue(
     await assert_kv_is_free(served)
 
 
-async def test_a_verifier_that_hangs_is_killed_and_replaced(
-    served: Served, plain: list[list[int]]
-) -> None:
-    served.events.clear()
-    stopped = processes("test")["verifier"]
-    reading = Reading(served, "hung-verifier")
-    await reading.midway()
-    os.kill(stopped, signal.SIGSTOP)
-    assert await reading.whole(STARTS_S) == plain
-    (down,) = served.seen(VerifierDown)
-    assert "gave no answer" in down.error
-    await until(lambda: not runs(stopped))
-
-
-async def test_killed_idle_hosts_are_found_by_a_check_and_replaced(
-    served: Served, plain: list[list[int]]
-) -> None:
-    served.events.clear()
-    idle = processes("test")
-    killed = [idle["tiny/0"], idle["verifier"]]
-    for pid in killed:
-        os.kill(pid, signal.SIGKILL)
-    await served.coordinator.check_hosts()
-    await until(lambda: bool(served.seen(LaneUp)) and bool(served.seen(VerifierUp)))
-    assert not set(killed) & set(processes("test").values())
-    assert await Reading(served, "idle").whole() == plain
-    assert len(served.seen(LaneDown)) == len(served.seen(VerifierDown)) == 1
-
-
 async def test_vllms_ranks_serve_the_references_streams_and_a_head_while_one_is_killed(
     profiles: Path, tmp_path: Path
 ) -> None:

@@ -180,17 +180,3 @@ async def test_calls_that_find_the_same_loss_share_one_restart() -> None:
 
     assert await asyncio.gather(*(work() for _ in range(4))) == [1] * 4
     assert len(launcher.launched_s) == 2
-
-
-async def test_a_closed_host_is_not_restarted() -> None:
-    launcher = Launcher(start_s=10.0)
-    host = launcher.host(gives_up=False)
-    await host.start()
-    launcher.incarnations[0].kill()
-    with pytest.raises(HostLost):
-        await host.order("work", 0.0, expected_s=0.0)
-    recovering = asyncio.create_task(host.recover())
-    await asyncio.sleep(5)
-    host.close()
-    await recovering
-    assert [incarnation.alive for incarnation in launcher.incarnations] == [False, False]

@@ -75,12 +75,3 @@ def test_held_out_lengths_topics_and_library_are_apart(
     names = {function.qualified_name for function in held_out_corpus.functions}
     assert names
     assert names.isdisjoint(function.qualified_name for function in train_corpus.functions)
-
-
-def test_arithmetic_is_right(train_corpus: Corpus) -> None:
-    operations = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
-    for task in tasks_of(Source(train_corpus), "arithmetic"):
-        found = re.fullmatch(r"(\d+) ([+*-]) (\d+) = (\d+)", task.answer)
-        assert found is not None
-        left, operator, right, result = found.groups()
-        assert operations[operator](int(left), int(right)) == int(result)

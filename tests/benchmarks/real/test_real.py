@@ -63,22 +63,6 @@ def test_what_needs_a_head_is_left_out_or_asked_for(capsys: pytest.CaptureFixtur
     assert "spindle_native_eagle3 needs --head" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("given", "refused"),
-    [
-        (["--engine", "--dtype", "bfloat16"], "--dtype: it has no effect with --engine"),
-        (["--depths", "3"], "--depths: it has no effect without --engine"),
-        (["--requests", "0"], "--requests, --max-tokens, --rounds: at least 1"),
-    ],
-)
-def test_options_without_effect_are_refused(
-    given: list[str], refused: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        options_of(None, given)
-    assert refused in capsys.readouterr().err
-
-
 def test_drafters_are_measured_on_the_engine(data: Path, head: Path, tmp_path: Path) -> None:
     file = tmp_path / "records.json"
     other = tmp_path / "other"

@@ -55,13 +55,6 @@ def test_the_share_follows_the_number_of_replicas() -> None:
         shares.take(CLIENT, 1)
 
 
-def test_before_any_replica_is_known_there_is_the_share_of_one() -> None:
-    shares = Shares(CONFIG, lambda: 0)
-    shares.take(CLIENT, 2)
-    with pytest.raises(ApiError):
-        shares.take(CLIENT, 1)
-
-
 def test_callers_by_handle_have_the_share_of_the_tenant_that_they_name() -> None:
     shares = Shares(CONFIG, lambda: 1)
     for _ in range(8):

@@ -18,7 +18,6 @@ from deployments.ingress.tokenizer import Tokens
 from tests.deployments.ingress.loop_gaps import MOST_GAP_S, loop_gap, post
 from tests.deployments.ingress.scripted import ScriptedReplicas, with_tool_template
 from tests.deployments.local import make_config
-from tests.engine.grammar.hostile import branches
 
 TRIES = 3
 COMPLETIONS, CHATS, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
@@ -43,11 +42,6 @@ def form(schema: Any) -> dict[str, Any]:
 
 
 HOSTILE: dict[str, tuple[str, dict[str, Any], int]] = {
-    "numbers of one hash in the branches of a schema": (
-        COMPLETIONS,
-        {"response_format": form(branches())},
-        200,
-    ),
     "two stop strings that begin alike": (
         COMPLETIONS,
         {"stop": ["a" * 655_000 + "b", "a" * 655_000 + "c"]},

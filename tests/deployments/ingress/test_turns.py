@@ -2,9 +2,6 @@
 
 import asyncio
 import threading
-from contextlib import suppress
-
-import pytest
 
 from deployments.ingress.turns import AT_ONCE, Turns
 
@@ -42,29 +39,5 @@ def test_short_work_of_one_client_leaves_threads_to_others() -> None:
         del blocking
         await asyncio.sleep(0.05)
         assert not turns._clients, "forgotten"
-
-    asyncio.run(inside())
-
-
-@pytest.mark.parametrize("is_long", [False, True])
-def test_work_whose_caller_has_left_keeps_its_turn(is_long: bool) -> None:
-    """Else who sends requests and leaves would fill all threads."""
-    release, begun = threading.Event(), []
-
-    def work() -> None:
-        begun.append(1)
-        release.wait()
-
-    async def inside() -> None:
-        turns = Turns()
-        for _ in range(20):
-            left = asyncio.create_task(turns.run(work, "one", is_long))
-            await asyncio.sleep(0.01)
-            left.cancel()
-            with suppress(asyncio.CancelledError):
-                await left
-        assert len(begun) == (1 if is_long else AT_ONCE)
-        release.set()
-        assert await turns.run(lambda: 5, "one", is_long) == 5
 
     asyncio.run(inside())

@@ -63,14 +63,3 @@ def test_the_numbers_add_up() -> None:
     assert [one["drafter"] for one in shown["hosts"]] == [None, "tiny", "tiny", "ngram"]
     assert "a name" not in json.dumps(shown), "numbers only"
     assert read(numbers, 102.0, seconds=1.0)["drafted"]["tiny"] == 40
-
-
-def test_nothing_is_recorded_unless_it_is_asked_for() -> None:
-    numbers = LiveNumbers("r1", LANES)
-    observe_rounds(numbers, 0.0, 5)
-    assert read(numbers, 1.0)["goodput"] == 0
-    observe_rounds(numbers, 1.0, 5)
-    observe_rounds(numbers, 50.0, 5)  # too long after the last question
-    shown = read(numbers, 51.0, seconds=10.0)
-    assert shown["goodput"] == 0
-    assert not any(host["busy"] for host in shown["hosts"])

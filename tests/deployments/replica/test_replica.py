@@ -12,7 +12,6 @@ from ray.serve.handle import DeploymentResponseGenerator
 from engine.sampling.params import SamplingParams
 from tests.actors.hosts.cluster import has_loaded, processes
 from tests.deployments.replica.served import (
-    SILENT_INGRESS_S,
     UNREAD_TOKENS,
     begin,
     read,
@@ -75,15 +74,6 @@ def test_a_later_attempt_is_served_while_the_earlier_one_is_being_cancelled() ->
     eventually(is_idle, "the earlier attempt is gone")
 
 
-def test_a_pinned_drafter_drafts_alone_and_speculation_can_be_off() -> None:
-    pinned = read("pinned", speculation={"enabled": True, "drafter": "ngram", "max_depth": 2})
-    plain = read("off", speculation={"enabled": False, "drafter": None, "max_depth": None})
-    assert tokens(pinned) == tokens(plain) == expected_ids(1.0, SEED, 40)
-    assert "tiny" not in pinned[-1]["statistics"].by_lane
-    assert max(len(message.get("token_ids", ())) for message in pinned) <= 3
-    assert plain[-1]["statistics"].drafted == 0
-
-
 @pytest.mark.parametrize(
     ("status", "param", "changes"),
     [
@@ -101,20 +91,6 @@ def test_a_refusal_is_the_only_message_and_names_the_field(
     (refusal,) = read("refused", **changes)
     assert (refusal["kind"], refusal["status"], refusal["param"]) == ("refused", status, param)
     assert param in refusal["message"]
-
-
-def test_more_than_the_limits_allow_is_429_until_places_are_free() -> None:
-    held = [endless(f"held {i}") for i in range(6)]
-    # Heartbeats continue after the end: neither silence nor a stall frees the places.
-    with send_heartbeats({f"held {i}": next(one)["replica"] for i, one in enumerate(held)}, {}):
-        now = state()
-        assert (now["running"], now["waiting"]) == (4, 2)
-        (refusal,) = read("one too many")
-        assert refusal["status"] == 429
-        for one in held:
-            one.cancel()
-        eventually(is_idle, "cancelled streams free their places and KV", SILENT_INGRESS_S)
-    assert tokens(read("after")) == expected_ids(1.0, SEED, 40)
 
 
 def test_streams_of_a_silent_ingress_are_cancelled_and_can_be_retried() -> None:

@@ -3,9 +3,7 @@ differ."""
 
 import asyncio
 import json
-import random
 import re
-from contextlib import suppress
 from typing import Any
 
 import jsonschema
@@ -238,34 +236,3 @@ def test_errors_are_the_clients_own_exceptions(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as long:
         complete(client, max_tokens=10**6)
     assert long.value.code == "context_length_exceeded"
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_each_of_many_disconnects_is_noticed(client: OpenAI, streamed: bool) -> None:
-    """At any moment: Serve misses a disconnect while it passes a message on."""
-    impatient = AsyncOpenAI(base_url=client.base_url, api_key=client.api_key, max_retries=0)
-    draw = random.Random(1)
-
-    async def disconnect_early() -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(draw.uniform(0.01, 0.6)):
-                answer = await impatient.completions.create(
-                    model="target",
-                    prompt=PROMPT,
-                    max_tokens=1900,
-                    n=2,
-                    stream=streamed,
-                    extra_body={"ignore_eos": True},
-                )
-                assert isinstance(answer, openai.AsyncStream), "the client waited to the end"
-                async for _ in answer:
-                    pass
-                raise AssertionError("the client waited to the end")
-
-    async def all_disconnect() -> None:
-        await asyncio.gather(*(disconnect_early() for _ in range(ADMITTED // 2)))
-
-    for _ in range(3):
-        asyncio.run(all_disconnect())
-        # One that was missed would go on for many seconds.
-        eventually(is_idle, "nothing runs and no KV is held", within_s=5)

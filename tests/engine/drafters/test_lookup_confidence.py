@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from engine.drafters.lookup import NgramDrafter, SuffixDrafter
 from engine.drafters.lookup_confidence import (
     NO_EVIDENCE,
-    OWN,
     PAST,
     LookupCalibration,
     confidence_of,
@@ -21,7 +20,6 @@ from tests.engine.drafters.orders import Stream
 
 SHORT = evidence_kind(3, 1, 1)
 LONG = evidence_kind(7, 2, 2)
-UPDATES = 1
 FIVE = np.array([5], np.int32)
 
 
@@ -60,35 +58,6 @@ def test_confidence_converges_to_the_share_of_right_tokens() -> None:
     assert confidence == pytest.approx(0.25, abs=0.05)
 
 
-@pytest.mark.parametrize(
-    "following", [pytest.param([9, 6], id="wrong parent"), pytest.param([5], id="not yet reached")]
-)
-def test_nodes_without_an_outcome_update_no_weight(following: list[int]) -> None:
-    calibration = LookupCalibration()
-    propose_and_commit(calibration, [5, 6], [SHORT, LONG], following)
-    assert calibration.weights[OWN, SHORT, UPDATES] == 1
-    assert calibration.weights[OWN, LONG, UPDATES] == 0
-
-
-def test_a_proposal_behind_rewritten_tokens_updates_nothing() -> None:
-    calibration = LookupCalibration()
-    calibration.record("a", 2, FIVE, np.array([(SHORT, NO_EVIDENCE)], np.int16))
-    calibration.update("a", [1, 9, 5], unchanged=1)
-    assert calibration.weights[:, :, UPDATES].sum() == 0
-
-
-def test_a_proposal_counts_once_and_is_forgotten_with_its_request() -> None:
-    calibration = LookupCalibration()
-    kinds = np.array([(SHORT, NO_EVIDENCE)], np.int16)
-    calibration.record("a", 2, FIVE, kinds)
-    for _ in range(2):
-        calibration.update("a", [1, 2, 5], unchanged=2)
-    calibration.record("b", 2, FIVE, kinds)
-    calibration.forget("b")
-    calibration.update("b", [1, 2, 5], unchanged=2)
-    assert calibration.weights[OWN, SHORT, UPDATES] == 1
-
-
 @pytest.mark.parametrize("lookup", [NgramDrafter, SuffixDrafter])
 def test_a_lookup_loses_confidence_in_evidence_that_is_always_wrong(
     lookup: type[NgramDrafter | SuffixDrafter],
@@ -108,7 +77,7 @@ def test_a_lookup_loses_confidence_in_evidence_that_is_always_wrong(
 def test_a_lookup_learns_which_of_two_contradicting_texts_is_right() -> None:
     """Past outputs continue with 8, the own text with 7, and 8 is always committed."""
     drafter = SuffixDrafter()
-    drafter._past.add(SHARED, [1, 2, 8])
+    drafter.past.add(SHARED, [1, 2, 8])
     for number in range(20):
         stream = Stream(str(number), [1, 2, 7, 1, 2])
         tree = stream.draft(drafter, depth=1)

@@ -72,12 +72,6 @@ def test_the_tokens_that_followed_the_match_are_proposed() -> None:
     assert tree.tokens.tolist() == [4, 5, 6]
 
 
-def test_without_a_match_nothing_is_proposed() -> None:
-    drafter = NgramDrafter()
-    assert len(Stream("a", [1, 2, 3, 4]).draft(drafter, depth=4)) == 0
-    assert len(Stream("c", [1]).draft(drafter, depth=4)) == 0
-
-
 def test_the_longest_match_decides() -> None:
     # 2, 3 was followed by 7 twice, but 1, 2, 3 by 8.
     tokens = [1, 2, 3, 8, 2, 3, 7, 2, 3, 7, 1, 2, 3]
@@ -122,7 +116,7 @@ OUTPUT = [11, 12, 13, 14, 15, 16]
 
 def learn(drafter: SuffixDrafter, output: Sequence[int]) -> None:
     """As if a request with this output had ended."""
-    drafter._past.add(SHARED, output)
+    drafter.past.add(SHARED, output)
 
 
 def finish(drafter: SuffixDrafter, name: str, prompt: list[int], output: list[int]) -> None:

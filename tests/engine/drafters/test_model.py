@@ -18,7 +18,6 @@ from policies.tree import DraftTree
 from tests import reference
 from tests.checkpoints import CONTEXT, VOCAB, llama
 from tests.engine.drafters.orders import Stream, assert_equal, beam_search
-from tests.engine.kv import integrity
 from tests.policies.tree_lists import path_confidence
 
 GREEDY = SamplingParams(temperature=0)
@@ -261,15 +260,6 @@ def test_a_request_beyond_the_context_gets_an_empty_tree(runner: RecordingRunner
     assert len(streams[1].draft(drafter, depth=6)) == 2
 
 
-def test_a_request_that_outgrew_the_context_holds_no_memory() -> None:
-    drafter = drafter_on(RecordingRunner(kv_tokens=128))
-    outgrown, other = Stream("a", [5] * 127, GREEDY), Stream("b", [6] * 127, GREEDY)
-    assert len(outgrown.draft(drafter, depth=1)) == 1
-    outgrown.committed.extend([1, 2])
-    trees = trees_of(drafter, [outgrown.order(depth=1), other.order(depth=1)])
-    assert [len(tree) for tree in trees] == [0, 1]
-
-
 def test_a_request_that_does_not_fit_beside_its_batch_gets_no_room() -> None:
     drafter = drafter_on(RecordingRunner(kv_tokens=128))
     first, second = Stream("a", [5] * 60, GREEDY), Stream("b", [6] * 100, GREEDY)
@@ -283,15 +273,6 @@ def test_a_request_that_does_not_fit_beside_its_batch_gets_no_room() -> None:
         second.draft(drafter, depth=2),
         Stream("b", [6] * 100, GREEDY).draft(drafter_on(RecordingRunner()), depth=2),
     )
-
-
-def test_a_request_refused_in_mid_prefill_frees_its_rows_for_the_others() -> None:
-    drafter = drafter_on(RecordingRunner(kv_tokens=128), chunk=64)
-    fitting, refused = Stream("a", [5] * 60, GREEDY), Stream("b", [6] * 100, GREEDY)
-    draft, no_room = drafter.draft([fitting.order(depth=8), refused.order(depth=8)])
-    assert no_room == NoRoom("b", 0, 1)
-    assert isinstance(draft, Draft)
-    assert len(draft.tree) == 8
 
 
 @pytest.mark.parametrize(("kv_tokens", "levels"), [(128, (3, 3)), (144, (6, 3)), (256, (6, 6))])
@@ -354,16 +335,6 @@ def test_equal_prompts_share_rows() -> None:
     runner.take_entered()
     assert_equal(Stream("b", prompt, SEEDED).draft(drafter, depth=3), first)
     assert runner.take_entered() == {"b": prompt[32:]}
-
-
-def test_forgotten_requests_hold_no_kv() -> None:
-    model = PackedModel(llama(), kv_tokens=KV_TOKENS)
-    drafter = drafter_on(PackedRunner(model))
-    streams = [Stream(name, PROMPT, SEEDED) for name in "abc"]
-    trees_of(drafter, [stream.order(depth=3, width=3) for stream in streams])
-    drafter.forget(["a", "b", "c", "unknown"])
-    integrity.check(model.kv)
-    assert model.kv.used_blocks == 0
 
 
 def test_a_drafter_of_another_vocabulary_is_refused() -> None:

@@ -9,8 +9,7 @@ import torch
 from benchmarks.generation import generate
 from cluster.built_in_models import TARGET, model_path
 from cluster.checkpoint_files import Quantize
-from engine.drafters.loading import LoadedDrafter
-from engine.drafters.quantized import load_quantized
+from engine.drafters.loading import LoadedDrafter, load_quantized
 from engine.errors import IncompatibleDrafter
 from engine.model import PackedModel
 from engine.protocol import Commit
@@ -46,12 +45,10 @@ def test_most_drafts_are_accepted(
     assert sum(tokens) / len(tokens) > per_verdict
 
 
-def test_it_is_as_large_as_the_target_and_measured_by_its_bits(tmp_path: Path) -> None:
-    copies = [load_zoo(quantize) for quantize in ("int8", "int4")]
-    for copy in copies:
-        copy.measure(tmp_path, 0.01)
+def test_a_copy_is_measured_by_its_bits(tmp_path: Path) -> None:
+    for quantize in ("int8", "int4"):
+        load_zoo(quantize).measure(tmp_path, 0.01)
     assert len(list(tmp_path.rglob("*.json"))) == 2
-    assert copies[0].size == copies[1].size > 1e6
 
 
 def test_a_family_without_kernels_is_refused(tmp_path: Path) -> None:

@@ -9,30 +9,20 @@ from engine.sampling.params import SamplingParams
 STOP = 4
 """The zoo's token that ends an output."""
 VOCAB = 2048
-CLOSERS = [ord(sign) - ord("!") + 5 for sign in '"]}']
-CLOSING_SHARE = 0.3
 _PARAMS = SamplingParams(stop_token_ids=(STOP,))
 
 
 def random_output(
-    compiled: Compiled,
-    rng: np.random.Generator,
-    longest: int = 300,
-    closing: bool = False,
+    compiled: Compiled, rng: np.random.Generator, longest: int = 300
 ) -> list[int] | None:
-    """The tokens without the stop token; None if no end was reached. `closing`: strings, lists and
-    objects are closed more often than at random, so that large outputs end as well."""
+    """The tokens without the stop token; None if no end was reached."""
     matcher = OutputMatcher(compiled, _PARAMS, VOCAB)
     output: list[int] = []
     while len(output) < longest:
         allowed = tokens_of(matcher.allowed())
         if STOP in allowed and (len(allowed) == 1 or rng.random() < 0.5):
             return output
-        choices = allowed[allowed != STOP]
-        if closing and rng.random() < CLOSING_SHARE:
-            closers = choices[np.isin(choices, CLOSERS)]
-            choices = closers if len(closers) else choices
-        output.append(int(rng.choice(choices)))
+        output.append(int(rng.choice(allowed[allowed != STOP])))
         matcher.follow(output)
     return None
 

@@ -6,19 +6,19 @@ import torch
 
 from benchmarks.generation import generate
 from cluster.built_in_models import TARGET, model_path
+from engine.checkpoint import load_stock
 from engine.drafters.model import ModelDrafter, make_runner
 from engine.grammar.spec import OutputGrammar
-from engine.model import PackedModel, load_stock
+from engine.model import PackedModel
 from engine.protocol import Commit, Drafter
 from engine.sampling.params import SamplingParams
 from engine.tokenizer import load_tokenizer
 from engine.verifiers.native import NativeVerifier
-from tests.engine.grammar.corpus import CORPUS
 from tests.engine.grammar.oracle import VOCAB, grammars
 from tests.engine.grammar.random_outputs import STOP
-from tests.engine.grammar.schemas import validator
+from tests.engine.grammar.schemas import FOLLOWED, validator
 
-SCHEMAS = dict(list(CORPUS.items())[::3])
+SCHEMAS = dict(list(FOLLOWED.items())[::2])
 MAX_TOKENS = 120
 
 

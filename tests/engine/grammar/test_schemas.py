@@ -12,7 +12,6 @@ from engine.errors import InvalidRequest
 from engine.grammar.compiler import Grammars
 from engine.grammar.spec import MAX_BYTES, OutputGrammar
 from engine.tokenizer import load_tokenizer
-from tests.engine.grammar.corpus import CORPUS
 from tests.engine.grammar.random_outputs import VOCAB, random_output
 from tests.engine.grammar.schemas import FOLLOWED, REFUSED, validator
 
@@ -43,20 +42,6 @@ def test_every_output_is_valid_by_its_schema(name: str, grammars: Grammars, toke
     schema = FOLLOWED[name]
     for text in outputs(grammars, tokenizer, OutputGrammar("json_schema", json.dumps(schema))):
         validator(schema).validate(json.loads(text))
-
-
-@pytest.mark.parametrize("name", CORPUS)
-def test_outputs_under_the_schemas_of_clients_are_valid(
-    name: str, grammars: Grammars, tokenizer: Any
-) -> None:
-    """The model writes some of them in tests/engine/grammar/test_outputs.py."""
-    compiled = grammars.compile(OutputGrammar("json_schema", json.dumps(CORPUS[name]))).result()
-    rng = np.random.default_rng(0)
-    drawn = [random_output(compiled, rng, 1500, closing=True) for _ in range(4)]
-    texts = [tokenizer.decode(tokens) for tokens in drawn if tokens is not None]
-    assert texts, "no output ends"
-    for text in texts:
-        validator(CORPUS[name]).validate(json.loads(text))
 
 
 @pytest.mark.parametrize("problem", REFUSED)

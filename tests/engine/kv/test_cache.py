@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from engine.errors import OutOfBlocks
 from engine.kv.blocks import chain_digests
 from engine.kv.cache import KVCache, KVShape
-from engine.scopes import IDLE_S, SHARED, Scope
+from engine.scopes import SHARED, Scope
 from tests.engine.kv.integrity import check
 
 LAYERS, KV_HEADS, HEAD_DIM = 2, 1, 2
@@ -237,7 +237,7 @@ class Pool(RuleBasedStateMachine):
 
 TestPool = Pool.TestCase
 TestPool.settings = settings(
-    max_examples=1000, stateful_step_count=30, deadline=None, derandomize=True, database=None
+    max_examples=300, stateful_step_count=30, deadline=None, derandomize=True, database=None
 )
 
 
@@ -300,48 +300,6 @@ def test_the_least_recently_used_prefix_is_evicted_first() -> None:
     assert cache.open("old", old) == 4
 
 
-def test_a_block_that_will_be_rewritten_leaves_the_prefix_cache() -> None:
-    cache = make_cache()
-    fill(cache, "a", range(8))
-    cache.truncate("a", 6)
-    cache.reserve("a", 1)
-    assert cache.open("b", range(9)) == 4
-
-
-@pytest.mark.parametrize(
-    ("keep", "tokens"), [([1, 0], [5, 6]), ([0, 0], [5, 6]), ([3], [5]), ([-1], [5]), ([0], [])]
-)
-def test_committing_invalid_rows_is_refused(keep: list[int], tokens: list[int]) -> None:
-    cache = make_cache()
-    fill(cache, "a", [1, 2, 3])
-    cache.reserve("a", 3)
-    with pytest.raises(ValueError, match="rows"):
-        cache.commit("a", keep, tokens)
-    assert (cache.length("a"), cache.tail("a")) == (3, 3)
-
-
-def test_opening_a_request_twice_is_refused_and_releasing_it_twice_is_not() -> None:
-    cache = make_cache()
-    fill(cache, "a", [1])
-    with pytest.raises(ValueError, match="open already"):
-        cache.open("a", [1])
-    cache.release("a")
-    cache.release("a")
-    assert "a" not in cache
-    check(cache)
-
-
-def test_invalid_lengths_are_refused() -> None:
-    cache = make_cache()
-    fill(cache, "a", [1, 2])
-    with pytest.raises(ValueError, match="cannot truncate 2 rows to 3"):
-        cache.truncate("a", 3)
-    with pytest.raises(ValueError, match="-1 rows to reserve"):
-        cache.reserve("a", -1)
-    with pytest.raises(ValueError, match="1 rows to take back from a tail of 0"):
-        cache.unreserve("a", 1)
-
-
 def prompt_of(number: int) -> list[int]:
     """Two blocks and one token, which no other number shares."""
     return [number] * 9
@@ -357,7 +315,7 @@ def test_scopes_share_nothing() -> None:
     check(cache)
 
 
-def test_a_salt_that_spells_tokens_reaches_no_block_behind_them() -> None:
+def test_a_salt_that_spells_tokens_reaches_no_block_after_them() -> None:
     """Its digest would be that of the block of these tokens, and rows of other positions shared."""
     cache = make_cache(blocks=16)
     first, second = [0, *range(65, 68)], [5, 6, 7, 8]
@@ -379,40 +337,9 @@ def test_a_tenant_that_floods_the_cache_evicts_its_own_prompts() -> None:
     check(cache)
 
 
-def test_an_idle_tenant_gives_its_room_back() -> None:
-    now = 0.0
-    cache = KVCache(SHAPE, 11, 4, clock=lambda: now)
-    fill(cache, "quiet", prompt_of(0), Scope("quiet"))
-    cache.release("quiet")
-    now = IDLE_S + 1
-    for number in range(1, 6):
-        fill(cache, "loud", prompt_of(number), Scope("loud"))
-        cache.release("loud")
-    assert cache.open("quiet again", prompt_of(0), Scope("quiet")) == 0
-    kept = [cache.open(str(number), prompt_of(number), Scope("loud")) for number in range(1, 6)]
-    assert kept == [8] * 5, "it took the idle tenant's room before its own"
-    check(cache)
-
-
-def test_the_integrity_check_finds_a_leak() -> None:
-    cache = make_cache()
-    fill(cache, "a", [1, 2])
-    cache._pool.allocate(1, "")
-    with pytest.raises(AssertionError, match="wrong user count"):
-        check(cache)
-
-
 def test_a_digest_depends_on_the_whole_prefix() -> None:
     digests = chain_digests([1, 2, 3, 4, 5], 2, b"")
     assert len(digests) == 2
     assert digests == chain_digests([1, 2, 3, 4, 6], 2, b"")
     assert digests[1] not in chain_digests([1, 7, 3, 4], 2, b"")
     assert chain_digests([256, 0], 2, b"") != chain_digests([0, 1], 2, b"")
-
-
-def test_storage_holds_keys_and_values_of_all_layers() -> None:
-    shape = KVShape(3, 2, 8, torch.bfloat16, torch.device("cpu"))
-    cache = KVCache(shape, blocks=4, block_size=16)
-    bytes_per_token = 2 * 3 * 2 * 8 * 2  # keys and values · layers · heads · head_dim · bfloat16
-    assert cache._storage.nbytes == bytes_per_token * cache.capacity
-    assert cache.k[0].shape == (64, 2, 8)

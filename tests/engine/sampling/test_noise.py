@@ -99,14 +99,3 @@ def test_logarithms_of_numpy_and_torch_round_to_the_same_noise_for_every_draw() 
 )
 def test_the_noise_of_a_seed_never_changes(seed: int, position: int, noise: list[float]) -> None:
     assert gumbel(seed, position, np.arange(3)).tolist() == noise
-
-
-def test_noise_is_gumbel_distributed_and_independent_over_position_and_token() -> None:
-    noise = np.stack([gumbel(7, position, np.arange(2000)) for position in range(200)])
-    standard_error = math.pi / math.sqrt(6 * noise.size)
-    assert abs(noise.mean() - np.euler_gamma) < 4 * standard_error
-    assert noise.var() == pytest.approx(math.pi**2 / 6, rel=0.02)
-    for shifted in (noise[1:], noise[:, 1:], gumbel(8, 0, np.arange(2000))[None]):
-        other = noise[: shifted.shape[0], : shifted.shape[1]]
-        correlation = np.corrcoef(shifted.ravel(), other.ravel())[0, 1]
-        assert abs(correlation) < 5 / math.sqrt(other.size)

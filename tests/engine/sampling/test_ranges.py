@@ -79,12 +79,6 @@ def check(params: SamplingParams, fields: set[str]) -> None:
     Identity(reference_target()).check(prompt(), stream, literal, params.seed)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
-@given(changed=changes())
-def test_the_engine_refuses_a_number_by_its_field_or_serves_it(changed: dict[str, Any]) -> None:
-    check(replace(PLAIN, **changed), {*changed, "min_tokens"})
-
-
 @pytest.mark.parametrize("name", sorted(NUMBERS))
 def test_each_number_alone(name: str) -> None:
     limits = NUMBERS[name]
@@ -139,15 +133,6 @@ def test_stop_tokens_that_leave_none_to_choose_are_refused(logit_bias: dict[int,
     assert isinstance(event, Rejected)
     assert event.error.field == "min_tokens"
     assert "stop_token_ids" in str(event.error)
-
-
-@pytest.mark.parametrize("field", ["logit_bias", "stop_token_ids"])
-def test_too_many_tokens_are_refused(field: str) -> None:
-    tokens = range(1025)
-    given: Any = dict.fromkeys(tokens, 1.0) if field == "logit_bias" else tuple(tokens)
-    (event,) = generate(verifier(), [prompt()], replace(PLAIN, **{field: given}))
-    assert isinstance(event, Rejected)
-    assert event.error.field == field
 
 
 @pytest.mark.parametrize("top_k", [-1, 2048, 10**6, 2**31 - 1])

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from engine.errors import UnsupportedVLLM
 from engine.model import PackedModel
 from engine.protocol import Commit, FeatureRange, Features
 from engine.sampling.params import SamplingParams
-from engine.verifiers.vllm.loading import VllmSpec, engine_config, load_vllm
+from engine.verifiers.vllm.loading import VllmSpec, load_vllm
 from tests.checkpoints import llama
 from tests.engine.drafters.feature_reader import FeatureReader, check_features, stock_features
 from tests.engine.families import SUPPORTED, build
@@ -36,7 +36,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, stop_token_ids=(END,), see
 SAMPLED = replace(GREEDY, temperature=1.0)
 SHARED = [9] * 70
 CLOSE = 0.01
-"""Of values of some hundreds."""
+"""Values are some hundreds."""
 
 
 @cache
@@ -136,20 +136,6 @@ def test_a_compiled_graph_of_other_layers_is_not_taken_from_the_cache(tmp_path: 
         assert int(rows) == 40
         assert float(error) < 1e-3
     assert any(tmp_path.rglob("torch_compile_cache")), "nothing was cached"
-
-
-def test_the_layers_are_in_the_key_of_the_compile_cache_beside_what_the_config_adds() -> None:
-    def config(layers: tuple[int, ...], **added: object) -> Any:
-        arguments = {"additional_config": added} if added else {}
-        spec = VllmSpec(
-            model_path(TARGET), "float32", 256, engine_args=arguments, feature_layers=layers
-        )
-        return engine_config(spec)
-
-    configs = [config(()), config((1,)), config((2, 1)), config((1,), mine=1)]
-    assert len({one.compute_hash() for one in configs}) == len(configs)
-    assert config((1, 2, 2)).compute_hash() == configs[2].compute_hash()
-    assert configs[3].additional_config["mine"] == 1
 
 
 def test_a_model_that_hands_out_no_hidden_states_is_refused(tmp_path: Path) -> None:

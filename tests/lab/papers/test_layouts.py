@@ -41,12 +41,3 @@ def test_the_search_equals_trying_every_length() -> None:
         rows, padded = padding(lengths, least_padded_length(np.array(lengths), width))
         assert rows <= width
         assert padded == least
-
-
-def test_of_equally_padded_lengths_the_longest_is_chosen() -> None:
-    assert least_padded_length(np.array([64, 64]), width=8) == 64
-
-
-def test_fewer_rows_than_requests_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 requests need as many rows"):
-        least_padded_length(np.array([4, 4, 4]), width=2)

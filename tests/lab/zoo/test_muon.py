@@ -4,16 +4,7 @@ import pytest
 import torch
 
 from lab.zoo import muon
-from lab.zoo.muon import Muon, orthogonalised
-
-
-def test_singular_values_become_nearly_one() -> None:
-    torch.manual_seed(0)
-    matrices = torch.randn(3, 48, 16) * torch.tensor([1e-3, 1.0, 1e3])[:, None, None]
-    values = torch.linalg.svdvals(orthogonalised(matrices))
-    assert values.shape == (3, 16)
-    assert values.min() > 0.6
-    assert values.max() < 1.3
+from lab.zoo.muon import Muon
 
 
 @pytest.mark.parametrize("bf16", [True, False], ids=["bf16", "fp32"])

@@ -18,10 +18,8 @@ from policies.estimates.acceptance import (
 from policies.pooling import Statistics
 from policies.protocols import RoundContext
 from policies.request import LaneView, RequestView
-from policies.speculation.planner.policy import Planner, PlannerParams
 from policies.tree import DraftTree
-from tests.policies.speculation.play import plan_alone
-from tests.policies.speculation.rounds import Candidate, selected, together, view
+from tests.policies.speculation.rounds import Candidate, together, view
 from tests.policies.tree_lists import merged_each
 
 DRAFT = ForwardCost(0.0, 0.0, 1e-3)
@@ -109,17 +107,6 @@ def test_a_lookup_that_finds_rarely_but_long_drafts_is_estimated_for_both() -> N
     of_new = of(estimates, "lookup", "new")
     assert of_new.first == pytest.approx(0.9 / 5, abs=0.03)
     assert of_new.later == pytest.approx(0.9, abs=0.03)
-
-
-def test_without_lookup_the_same_lane_is_drafted_with() -> None:
-    planner, context = Planner(PlannerParams(max_width=1)), round_context()
-    request, asked = view("r", max_tokens=10**6), []
-    for _ in range(100):
-        asked.append(plan_alone(planner, [request], "ssm", context, 0.0).limits[0].depth > 0)
-        selected(
-            planner, [merged(request, ("ssm", DraftTree.chain([1] * 4, [0.8] * 4)))], context, 0.0
-        )
-    assert all(asked)
 
 
 def test_catching_up_shows_what_the_lane_would_have_drafted() -> None:

@@ -47,12 +47,6 @@ def schedule_of(
 # The four lifecycle events (section 4.2)
 
 
-def test_arrival_puts_a_request_into_the_first_queue_non_perceptible() -> None:
-    schedule = schedule_of(LapsSdParams(), [view("a")])
-    assert schedule.queue("a") == 0
-    assert schedule.estimated_s("a") is None
-
-
 def test_slot_time_demotes_through_queues_of_growing_range() -> None:
     params = LapsSdParams(queues=3, first_queue_s=1.0, growth=2.0, stable_rounds=1000)
     schedule = schedule_of(params, [view("a")])
@@ -76,17 +70,6 @@ def test_a_request_is_stable_when_its_cumulative_rate_is_stable_over_gamma_round
         still = len(cumulative) >= 3 and max(cumulative[-3:]) - min(cumulative[-3:]) < 0.1
         assert (schedule.estimated_s("a") is not None) == still
     assert still
-
-
-def test_forgetting_a_request_drops_its_state() -> None:
-    schedule = schedule_of(STABLE, [view("a")])
-    for _ in range(3):
-        schedule.observe([outcome("a")], 0.0)
-    schedule.forget("a")
-    schedule.observe([outcome("a")], 0.0)  # a late verdict
-    schedule.arrive(view("a"), 9.0)
-    assert schedule.queue("a") == 0
-    assert schedule.estimated_s("a") is None
 
 
 # Estimation (section 4.3)

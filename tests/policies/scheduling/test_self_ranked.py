@@ -1,16 +1,14 @@
 """Self-scheduling's Algorithm 1, line by line, and the batching of its rank prompts."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.request import RequestView
-from policies.scheduling.fairness import FairnessParams, FairSchedule
 from policies.scheduling.self_ranked import RankBatch, RankQueue, SelfRanked, SelfRankedParams
-from tests.policies.scheduling.server import Job, serve
 
 
 def view(name: str, arrival_s: float = 0.0) -> RequestView:
@@ -106,11 +104,6 @@ def test_batches_are_as_large_as_a_prompt_takes(batch: int) -> None:
 # Order (line 12)
 
 
-def test_requests_run_at_once_in_the_order_of_arrival_until_they_are_ranked() -> None:
-    schedule = arrived(SelfRankedParams(), 3)
-    assert schedule.pick(views(3), [], 3, 0.0) == ["00", "01", "02"]
-
-
 def test_ranks_compare_across_batches_as_they_are() -> None:
     schedule = arrived(SelfRankedParams(batch=2), 4)
     short, long = due(schedule, 0.0), due(schedule, 0.0)
@@ -123,14 +116,6 @@ def test_a_request_without_a_value_gets_the_median_rank() -> None:
     schedule = arrived(SelfRankedParams(batch=5), 5)
     schedule.answer(due(schedule, 0.0), [None, 30.0, 10.0, None, 20.0])
     assert schedule.pick(views(5), [], 5, 0.0) == ["02", "00", "03", "04", "01"]
-
-
-def test_an_answer_about_requests_that_have_ended_is_harmless() -> None:
-    schedule = arrived(SelfRankedParams(batch=2), 2)
-    batch = due(schedule, 0.0)
-    schedule.forget("00")
-    schedule.answer(batch, [1.0, 2.0])
-    assert schedule.pick(views(2)[1:], [], 2, 0.0) == ["01"]
 
 
 @given(st.lists(st.none() | st.floats(allow_nan=False), min_size=6, max_size=6))
@@ -173,15 +158,6 @@ def test_steps_are_forwards_however_often_lanes_and_arrivals_cause_a_pick() -> N
     assert order == ["00"] * 4 + ["01"] * 2 + ["00"] * 2
 
 
-def test_forwards_between_two_picks_all_count() -> None:
-    """The coordinator does not ask while everything fits."""
-    schedule = ranked(SelfRankedParams(starvation_steps=4, quantum_steps=50), [1.0, 2.0])
-    assert schedule.pick(views(2), [], 1, 0.0) == ["00"]
-    for _ in range(4):
-        schedule.observe([], 0.0)
-    assert schedule.pick(views(2), ["00"], 1, 0.0) == ["01"]
-
-
 def test_a_starved_request_is_promoted_for_a_quantum_of_steps() -> None:
     params = SelfRankedParams(starvation_steps=4, quantum_steps=3)
     picked = steps(ranked(params, [1.0, 2.0]), 20, requests=2)
@@ -208,52 +184,3 @@ def test_promotion_is_by_starvation_and_not_by_arrival() -> None:
         schedule.observe([], 0.0)
     assert picked[2] == ["01", "00", "02"]
     assert picked[3] == ["01", "02", "00"]  # 02 has waited for three steps, 00 for two
-
-
-def test_promoted_requests_run_in_the_order_of_their_ranks() -> None:
-    params = SelfRankedParams(starvation_steps=2, quantum_steps=50)
-    picked = steps(ranked(params, [1.0, 4.0, 3.0]), 3, requests=3, slots=1)
-    assert picked == [["00"], ["00"], ["02"]]
-
-
-def test_steps_in_which_a_wrapper_ran_others_count_as_waiting() -> None:
-    """`running` has the requests that really ran, not those that this schedule picked."""
-    schedule = ranked(SelfRankedParams(starvation_steps=2, quantum_steps=50), [1.0, 2.0])
-    for _ in range(2):
-        assert schedule.pick(views(2), ["01"], 2, 0.0) == ["00", "01"]
-        schedule.observe([], 0.0)
-    for _ in range(4):
-        assert schedule.pick(views(2), ["01"], 2, 0.0)[0] == "00"
-        schedule.observe([], 0.0)
-    assert schedule.pick(views(2), ["00"], 2, 0.0) == ["00", "01"]
-
-
-class Clairvoyant(SelfRanked):
-    """Each request gets its true rank at arrival."""
-
-    def arrive(self, request: RequestView, now: float) -> None:
-        super().arrive(request, now)
-        self._states[request.name].rank = float(request.max_tokens)
-
-
-def test_the_papers_promotion_does_not_bound_waiting() -> None:
-    """Line 12 sorts promoted requests by rank, so short ones that starve as well pass a long one
-    forever. FairSchedule's turns are in the order of waiting, which bounds it."""
-    jobs = [Job("long", 0.0, 50), *(Job(f"s{i:03}", 0.1 + 0.2 * i, 3) for i in range(150))]
-    alone = serve(Clairvoyant(), jobs)
-    turns = FairnessParams(starve_after_s=1.0)
-    inside = serve(FairSchedule(Clairvoyant(), turns), jobs)
-    assert alone.longest_wait_s["long"] > 30
-    assert inside.longest_wait_s["long"] < 15
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: SelfRankedParams(quantum_steps=0),
-        lambda: SelfRankedParams(max_promotions=0),
-    ],
-)
-def test_contradictory_parameters_are_refused(make: Callable[[], object]) -> None:
-    with pytest.raises(ValueError, match="start at 1"):
-        make()

@@ -45,9 +45,9 @@ def requests(*names: str) -> list[RequestView]:
     return [request(name) for name in names]
 
 
-def lane(name: str, capacity: int = 16, size: float = 0.0, catch_up_s: float = 0.0) -> LaneView:
+def lane(name: str, capacity: int = 16, catch_up_s: float = 0.0) -> LaneView:
     """A lane with a drafter of its own, which has the same name."""
-    return LaneView(name, name, capacity, size, catch_up_s)
+    return LaneView(name, name, capacity, catch_up_s)
 
 
 def outcome(request: str, lane: str | None, goodput: float) -> RoundOutcome:

@@ -155,14 +155,3 @@ def test_requests_are_spread_over_the_lanes_of_one_drafter(name: str) -> None:
     chosen = policy.assign(here, lanes, context, 0.0)
 
     assert Counter(chosen.values()) == {"a/0": 8, "a/1": 8}
-
-
-@every_policy
-def test_a_name_that_comes_back_at_once_is_a_new_request(name: str) -> None:
-    lanes = [lane("a"), lane("b")]
-    policy, context = POLICIES[name](), round_context(lanes)
-    policy.assign(requests("r"), lanes, context, 0.0)
-
-    policy.forget("r")
-
-    assert policy.assign(requests("r"), lanes, context, 0.0).keys() == {"r"}

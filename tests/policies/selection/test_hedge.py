@@ -236,18 +236,6 @@ def test_a_gain_within_the_noise_causes_no_switch(
     assert rounds.assign(here) == {"r": choice}
 
 
-@pytest.mark.parametrize(("stay", "choice"), [(0.0, "a"), (0.02, None)])
-def test_a_gain_within_the_noise_does_not_end_plain_decoding(
-    stay: float, choice: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """(1 + 0.06) tokens in 21 ms instead of one in 20."""
-    monkeypatch.setattr(hedge, "_STAY", stay)
-    rounds, here = Rounds(AB[:1]), requests("r")
-    assert rounds.assign(here, []) == {"r": None}
-    rounds.draft("r", "a", 0.06, rounds=200)
-    assert rounds.assign(here) == {"r": choice}
-
-
 def test_scarce_places_go_to_the_requests_that_gain_most() -> None:
     truth = {("r", "a"): 0.8, ("r", "b"): 0.2, ("s", "a"): 0.85, ("s", "b"): 0.75}
     rounds = Rounds([lane("a", 1), lane("b", 1)])

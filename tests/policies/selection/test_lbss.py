@@ -135,19 +135,6 @@ def test_between_equal_lanes_a_request_stays() -> None:
     assert len(last) > 1
 
 
-def test_the_matching_is_solved_again_when_requests_or_lanes_change() -> None:
-    lanes = [lane("a", 1), lane("b", 1)]
-    goodput = {("r", "a"): 9.0, ("r", "b"): 5.0, ("s", "a"): 8.0, ("s", "b"): 1.0}
-    params = LbssParams(alpha=40, beta=2, switch_weight=0.0)
-    policy = explored(goodput, params, lanes)
-    here = requests("r", "s")
-    assert policy.assign(here, lanes, CONTEXT, 0.0) == {"r": "b", "s": "a"}
-    assert policy.assign(here[:1], lanes, CONTEXT, 0.0) == {"r": "a"}
-    assert policy.assign(here, lanes, CONTEXT, 0.0) == {"r": "b", "s": "a"}
-    assert policy.assign(here, lanes[:1], CONTEXT, 0.0) == {"r": "a", "s": None}
-    assert policy.assign(here, [lane("a", 2)], CONTEXT, 0.0) == {"r": "a", "s": "a"}
-
-
 @pytest.mark.parametrize("lanes_change", [False, True])
 def test_a_request_without_a_place_decodes_plainly_and_is_matched_next(lanes_change: bool) -> None:
     """Requests take turns to wait, chunk by chunk, and never wait for 2^k slots; also where a lane

@@ -56,7 +56,8 @@ def plan_length(
     waiting_s: float = 0.0,
     call_s: float = 0.0,
 ) -> int:
-    policy = SpecServe(SpecServeParams(max_length=50, initial_confidence=confidence))
+    policy = SpecServe(SpecServeParams(max_length=50))
+    selected(policy, by_lane("lane", [confidence]), round_context(), 0.0)
     batch = [view(f"r{number}", tpot_s=tpot_s) for number in range(requests)]
     context = round_context(verify=verify, draft=draft, waiting_s=waiting_s)
     context = context._replace(call_s={"lane": call_s})
@@ -110,7 +111,8 @@ def test_deviation_predicts_this_step_s_acceptance_times_the_mean() -> None:
 
     The first token was nearly hopeless; whatever follows it is too, however high the mean.
     """
-    policy = SpecServe(SpecServeParams(initial_confidence=0.9))
+    policy = SpecServe()
+    selected(policy, by_lane("lane", [0.9]), round_context(), 0.0)
     rule = plan_alone(policy, [view("a")], "lane", round_context(), 0.0).rule
     assert rule is not None
     assert rule(0, ["a"], [np.array([], np.float32)]) == [True]
@@ -156,7 +158,8 @@ def test_the_tightest_tpot_of_the_batch_counts() -> None:
 
 def test_where_no_draft_pays_no_drafter_is_called() -> None:
     """A call that stops before its first step still reads what was committed, and is waited for."""
-    policy = SpecServe(SpecServeParams(initial_confidence=0.3))
+    policy = SpecServe()
+    selected(policy, by_lane("lane", [0.3]), round_context(), 0.0)
     batch = [view(f"r{number}") for number in range(64)]
     plan = plan_alone(policy, batch, "lane", round_context(verify=STEEP), 0.0)
     assert {limit.depth for limit in plan.limits} == {0}
@@ -264,12 +267,12 @@ def test_specserve_minus_verifies_all_that_was_drafted() -> None:
 
 
 def test_history_is_the_mean_confidence_of_what_was_drafted() -> None:
-    policy = SpecServe(SpecServeParams(initial_confidence=0.7, memory=100))
+    policy = SpecServe()
     assert policy.mean_confidence("lane") == 0.7
     selected(policy, by_lane("lane", [0.4, 0.6]), round_context(), 0.0)
     assert policy.mean_confidence("lane") == pytest.approx(0.5)
-    for _ in range(200):
-        selected(policy, by_lane("lane", [0.9]), round_context(), 0.0)
+    for _ in range(600):
+        selected(policy, by_lane("lane", [0.9] * 50), round_context(), 0.0)
     assert policy.mean_confidence("lane") == pytest.approx(0.9, abs=0.02)
 
 
@@ -297,7 +300,7 @@ def test_algorithm_1_sees_the_confidences_that_algorithm_2_will_see() -> None:
     drafted = [DraftTree.chain([1, 2], [0.95, 0.95])] * 400
     for lane, committed in (("right", [1, 2, 3]), ("wrong", [7])):
         calibrations[lane].observe(flatten(drafted), [committed] * len(drafted))
-    policy = SpecServe(SpecServeParams(initial_confidence=0.9), calibrations)
+    policy = SpecServe(calibrations=calibrations)
     batches = [LaneBatch(lane, [view(lane)]) for lane in calibrations]
     context = round_context()._replace(draft=dict.fromkeys(calibrations, DRAFT))
     right, wrong = (plan.rule for plan in policy.plan(batches, context, 0.0))
