@@ -33,11 +33,11 @@ from benchmarks.real.contenders import HEAD
 from benchmarks.real.traces import Trace, in_hindsight, record
 from benchmarks.report import Record, parser, publish
 from benchmarks.serving.closed_loop import closed_loop
-from benchmarks.simulator import clock
-from benchmarks.simulator.device import Device, SimulatedHost
-from benchmarks.simulator.outputs import Target, Tokens
-from benchmarks.simulator.randomness import BLOCK
-from benchmarks.simulator.verifier import KvMemory, SimulatedVerifier
+from cluster.plan.simulator import clock
+from cluster.plan.simulator.device import Device, SimulatedHost
+from cluster.plan.simulator.outputs import Target, Tokens
+from cluster.plan.simulator.randomness import BLOCK
+from cluster.plan.simulator.verifier import KvMemory, SimulatedVerifier
 from cluster.sources import checkpoint_folder
 from engine.drafters.lookup import SuffixDrafter
 from engine.protocol import Draft, DraftOrder, Missing
