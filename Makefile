@@ -6,12 +6,15 @@ PYTHON ?= python3
 TARGET ?= native
 # The default model, and what is served in its place where it cannot be fetched.
 CACHE := $(or $(SPINDLE_CACHE),$(HOME)/.cache/spindle)
-MODEL := $(CACHE)/SmolLM2-135M-Instruct/quantized.blocks
+DEFAULT_MODEL := $(CACHE)/SmolLM2-135M-Instruct/quantized.blocks
 DEFAULTS_native := cluster.yaml cluster/zoo.yaml
 DEFAULTS_vllm := cluster/vllm.yaml cluster/vllm.yaml
 DEFAULTS = $(or $(DEFAULTS_$(TARGET)),$(error TARGET is native or vllm, and not $(TARGET)))
-# Any other file: `make serve TOPOLOGY=cluster/fleet.yaml`.
-TOPOLOGY = $(word $(if $(shell test -f $(MODEL) && echo yes),1,2),$(DEFAULTS))
+# Any other file: `make serve TOPOLOGY=cluster/fleet.yaml`; any other model, as planned for this
+# machine: `make serve MODEL=org/name`.
+PLAN := $(CACHE)/plan.yaml
+TOPOLOGY = $(if $(MODEL),$(PLAN),$(DEFAULT_TOPOLOGY))
+DEFAULT_TOPOLOGY = $(word $(if $(shell test -f $(DEFAULT_MODEL) && echo yes),1,2),$(DEFAULTS))
 # Loops are compiled anew for each processor and each change, else by the first start.
 COMPILED := $(CACHE)/compiled/.done
 COMPILED_FOR_TESTS := $(CACHE)/compiled/.done-built-in
@@ -59,14 +62,14 @@ $(WITH_VLLM): constraints/vllm-$(BUILD).txt $(INSTALLED)
 $(WITH_TESTS): constraints/test.txt $(WITH_VLLM)
 	$(call install,$<)
 
-model: $(COMPILED) $(MODEL)
+model: $(COMPILED) $(DEFAULT_MODEL)
 
 # Fetches the model as well, while loops are compiled that need none.
 $(COMPILED): $(INSTALLED) $(LOOPS)
 	@HF_HUB_DISABLE_PROGRESS_BARS=1 $(RUN)/python -m deployments.compile && \
 	  mkdir -p $(@D) && touch $@ || echo 'make serve compiles what is missing when it starts.'
 
-$(MODEL): | $(COMPILED)
+$(DEFAULT_MODEL): | $(COMPILED)
 	@$(BIN)/python -m cluster.fetch || \
 	  echo 'make serve takes the built-in models in its place (cluster/zoo.yaml).'
 
@@ -74,7 +77,9 @@ $(COMPILED_FOR_TESTS): $(COMPILED)
 	@$(RUN)/python -m deployments.compile --built-in
 	@mkdir -p $(@D) && touch $@
 
-serve: $(SERVED) model
+serve: $(SERVED) $(if $(MODEL),$(COMPILED),model)
+	@$(if $(MODEL),$(BIN)/python -m cluster.fetch '$(MODEL)' && \
+	  $(RUN)/python -m cluster.plan '$(MODEL)' --output $(PLAN))
 	@echo 'Starting Ray and Serve with $(TOPOLOGY): 20 to 40 s until Spindle is ready.'
 	@env PYTHONPATH=$(CURDIR) $(SERVE_ENV) $(BIN)/serve run $(TOPOLOGY)
 

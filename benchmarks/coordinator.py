@@ -22,7 +22,7 @@ from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
 from actors.hosts.protocol import KvState
 from benchmarks.report import Record, parser, publish
-from benchmarks.simulator.clock import run
+from cluster.plan.simulator.clock import run
 from engine.protocol import Draft, DraftOrder, Missing, NoRoom, Verdict, VerifyOrder
 from engine.request import TargetLimits
 from engine.sampling.params import SamplingParams

@@ -56,6 +56,8 @@ class StreamRequest(Routed):
     priority: int
     tenant: str
     scope: Scope
+    remember: bool
+    """Whether its answer may be kept for later requests."""
     speculation: SpeculationFields
     trace: bool
     """Whether each commit carries a trace of its round."""

@@ -8,11 +8,11 @@ Run it from the repository's root. The protocol is in policies/protocols.py.
 from collections.abc import Mapping, Sequence
 
 from actors.coordinator.settings import Limits, Policies
-from benchmarks.simulator.acceptance import Acceptance, synthetic
-from benchmarks.simulator.hardware import A100, LLAMA_7B, LLAMA_68M, roofline
-from benchmarks.simulator.run import Cluster, DrafterSpec, simulate
-from benchmarks.simulator.verifier import KvMemory
-from benchmarks.simulator.workload import Lengths, draw, poisson
+from cluster.plan.simulator.acceptance import Acceptance, synthetic
+from cluster.plan.simulator.hardware import A100, LLAMA_7B, LLAMA_68M, roofline
+from cluster.plan.simulator.run import Cluster, DrafterSpec, simulate
+from cluster.plan.simulator.verifier import KvMemory
+from cluster.plan.simulator.workload import Lengths, draw, poisson
 from policies.catalogue import make_schedule, make_selection, make_speculation
 from policies.protocols import RoundContext, Selection
 from policies.request import LaneView, RequestView, RoundOutcome

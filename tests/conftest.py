@@ -11,7 +11,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from benchmarks.processes import end_after_ray
-from benchmarks.simulator.clock import VirtualTimeLoop
+from cluster.plan.simulator.clock import VirtualTimeLoop
 
 DEPLOYMENTS = "tests/deployments/"
 TOGETHER = (DEPLOYMENTS, "tests/actors/hosts/")

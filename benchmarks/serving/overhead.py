@@ -7,6 +7,8 @@ process, in turns; once with all hosts inline, once with hosts as Ray actors. Na
 overhead/PLACEMENT/ttft_p50 (`value`: over HTTP, `reference`: in process),
 overhead/PLACEMENT/added_p50 (`reference`: the bound), overhead/PLACEMENT/freed_worst (from when
 eight clients disconnect during their streams until all of their KV is free),
+overhead/PLACEMENT/ingress_message and proxy_message (CPU time of these processes for each event of
+a stream, which bounds how many replicas one application can have; cluster/plan/runs.py),
 overhead/lane/transport_p50 (an empty call to a drafter actor) and
 overhead/lane/transport_of_ray_p50 (the same; `reference`: such a call to a bare actor, in turns,
 which is the machine's share). Exits with 1 when a bound is exceeded.
@@ -17,6 +19,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+import psutil
 import ray
 import torch
 from aiohttp import ClientSession
@@ -52,6 +55,8 @@ CALLS = 200
 WARM_UP = 4
 """Requests that compile and open the connection."""
 MAX_TOKENS = 4
+MESSAGES_S = 4.0
+"""How long messages are counted."""
 LONG_TOKENS = 1500
 """Output tokens of requests whose clients disconnect."""
 KV_TOKENS = 16_384
@@ -76,6 +81,7 @@ def main() -> None:
         with running(config(placement), PORT) as app:
             records += asyncio.run(compare(app, placement, requests))
             records.append(asyncio.run(kv_release(app, placement, requests)))
+            records += asyncio.run(message_cost(app, placement, requests))
             if placement == "actor":
                 records += asyncio.run(transport())
     publish(records, options.json)
@@ -134,6 +140,38 @@ async def kv_release(app: App, placement: str, requests: Sequence[Request]) -> R
             seconds.append(clock() - started)
     name = f"overhead/{placement}/freed_worst"
     return Record.over(FREED_BOUND_S, name, max(seconds), "s")
+
+
+async def message_cost(app: App, placement: str, requests: Sequence[Request]) -> list[Record]:
+    """CPU time for each event of streams that all clients read at once."""
+    processes = {
+        name: [psutil.Process(actor.pid) for actor in app.actors() if part in actor.class_name]
+        for name, part in (("ingress", "Ingress"), ("proxy", "Proxy"))
+    }
+
+    def spent_s() -> dict[str, float]:
+        times = {name: [one.cpu_times() for one in own] for name, own in processes.items()}
+        return {name: sum(one.user + one.system for one in own) for name, own in times.items()}
+
+    streams = [ReceivedStream() for _ in range(DISCONNECTING)]
+    async with session(60) as client:
+        reading = [
+            asyncio.create_task(
+                read(client, app.url, completion_body(request, LONG_TOKENS, True), stream)
+            )
+            for request, stream in zip(requests, streams, strict=False)
+        ]
+        await asyncio.sleep(1.0)
+        before, begun = spent_s(), sum(len(stream.times_s) for stream in streams)
+        await asyncio.sleep(MESSAGES_S)
+        after, ended = spent_s(), sum(len(stream.times_s) for stream in streams)
+        for task in reading:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+    return [
+        Record(f"overhead/{placement}/{name}_message", (after[name] - own) / (ended - begun), "s")
+        for name, own in before.items()
+    ]
 
 
 def kv_is_free(replica: DeploymentHandle) -> bool:

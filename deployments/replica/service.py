@@ -13,6 +13,7 @@ from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Policies
 from actors.hosts.fleet import Fleet
 from actors.hosts.protocol import HostLost
+from actors.router.output_sharing import OutputSharing, Share
 from actors.router.replica_side import Exchange, Pooling
 from cluster.config import AppConfig, PoliciesConfig
 from deployments.replica.compile_queue import CompileQueue
@@ -84,7 +85,8 @@ class Service:
             params = SamplingParams(
                 temperature=temperature, top_p=0.9, max_tokens=_WARM_UP_TOKENS, ignore_eos=True
             )
-            async for _commit in self.coordinator.submit(_WARM_UP, _WARM_UP_PROMPT, params):
+            stream = self.coordinator.submit(_WARM_UP, _WARM_UP_PROMPT, params, remember=False)
+            async for _commit in stream:
                 pass
             await left.acquire()  # finished, and removed from all hosts
         self._observers.remove(watch)
@@ -116,6 +118,11 @@ class Service:
         """Exchanges estimates with the other replicas, forever."""
         learners = {"acceptance": self._estimates.acceptance}
         await Pooling(replica, exchange, learners).run()
+
+    async def share(self, replica: str, share: Share) -> None:
+        """Shares past outputs with the other replicas, forever."""
+        if drafters := self._fleet.keeping_outputs:
+            await OutputSharing(replica, share, drafters).run()
 
     @property
     def limits(self) -> TargetLimits:

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from benchmarks.simulator import workload as synthetic
-from benchmarks.simulator.randomness import generator
-from benchmarks.simulator.workload import Arrival
+from cluster.plan.simulator import workload as synthetic
+from cluster.plan.simulator.randomness import generator
+from cluster.plan.simulator.workload import Arrival
 from lab.papers.blocks import Dataset, Workload
 from lab.papers.row import Scalar
 from lab.papers.settings import Paper

@@ -7,9 +7,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic import model_validator as checked
 
 from actors.coordinator.settings import Limits
-from benchmarks.simulator import hardware
-from benchmarks.simulator.acceptance import DrafterModel, synthetic
-from benchmarks.simulator.workload import Lengths
+from cluster.plan.simulator import hardware
+from cluster.plan.simulator.acceptance import DrafterModel, synthetic
+from cluster.plan.simulator.workload import Lengths
 from lab.baselines.catalogue import make_schedule, make_selection, make_speculation
 from lab.papers.row import Source
 from policies.microbatch import MicroBatchParams
@@ -36,7 +36,7 @@ def _made_by(make: Callable[..., Made]) -> BeforeValidator:
 
 
 def _constant(kind: type) -> BeforeValidator:
-    """Replaces a name by the constant of this name in benchmarks/simulator/hardware.py."""
+    """Replaces a name by the constant of this name in cluster/plan/simulator/hardware.py."""
 
     def validate(given: object) -> object:
         if not isinstance(given, str):

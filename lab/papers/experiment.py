@@ -8,11 +8,11 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from actors.coordinator.settings import Limits, Policies
-from benchmarks.simulator import hardware
-from benchmarks.simulator.acceptance import Acceptance
-from benchmarks.simulator.run import Cluster, DrafterSpec
-from benchmarks.simulator.verifier import KvMemory
-from benchmarks.simulator.workload import Arrival, predict_lengths, predict_with_error
+from cluster.plan.simulator import hardware
+from cluster.plan.simulator.acceptance import Acceptance
+from cluster.plan.simulator.run import Cluster, DrafterSpec
+from cluster.plan.simulator.verifier import KvMemory
+from cluster.plan.simulator.workload import Arrival, predict_lengths, predict_with_error
 from lab.baselines.catalogue import make_schedule, make_selection, make_speculation
 from lab.papers.arrivals import arrivals, with_priorities
 from lab.papers.blocks import Arm, Drafter, Machine

@@ -6,7 +6,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from benchmarks.simulator.run import simulate
+from cluster.plan.simulator.run import simulate
 from engine.errors import SpindleError
 from lab.papers.cells import Cell
 from lab.papers.experiment import build_experiment

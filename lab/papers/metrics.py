@@ -7,7 +7,7 @@ from math import inf
 import numpy as np
 from scipy.stats import spearmanr
 
-from benchmarks.simulator.run_report import FinishedRequest, Report
+from cluster.plan.simulator.run_report import FinishedRequest, Report
 from lab.papers.experiment import Experiment
 from lab.papers.rank_prompts import PREFIX
 from lab.papers.run_observer import Forward, RunObserver

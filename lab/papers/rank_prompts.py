@@ -8,7 +8,7 @@ an answer of its length. The answer itself is drawn: predicted lengths of the st
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from benchmarks.simulator.workload import Arrival
+from cluster.plan.simulator.workload import Arrival
 from policies.protocols import Schedule
 from policies.request import RequestView, RoundOutcome
 from policies.scheduling.self_ranked import Form, RankBatch, RankQueue

@@ -12,8 +12,8 @@ policy over that of the best other one.
 from statistics import mean
 
 from benchmarks.report import Record, parser, publish
-from benchmarks.simulator.run import named_policies
 from benchmarks.speculation_choice import add_choices
+from cluster.plan.simulator.run import named_policies
 from lab.baselines.catalogue import SPECULATIONS
 from lab.studies.mixed_load import cluster, compare
 

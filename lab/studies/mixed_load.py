@@ -12,10 +12,10 @@ from statistics import median
 import numpy as np
 
 from actors.coordinator.settings import Limits
-from benchmarks.simulator.acceptance import Acceptance, DrafterModel, synthetic
-from benchmarks.simulator.run import Cluster, DrafterSpec, MakePolicies, named_policies, simulate
-from benchmarks.simulator.verifier import KvMemory
-from benchmarks.simulator.workload import Arrival
+from cluster.plan.simulator.acceptance import Acceptance, DrafterModel, synthetic
+from cluster.plan.simulator.run import Cluster, DrafterSpec, MakePolicies, named_policies, simulate
+from cluster.plan.simulator.verifier import KvMemory
+from cluster.plan.simulator.workload import Arrival
 from policies.cost import ForwardCost
 
 KV_TOKENS = 1 << 20

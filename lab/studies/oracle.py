@@ -5,9 +5,9 @@
 
 from collections.abc import Sequence
 
-from benchmarks.simulator.outputs import DrafterOutput, Target
-from benchmarks.simulator.run import Cluster, request_seed
-from benchmarks.simulator.workload import Arrival
+from cluster.plan.simulator.outputs import DrafterOutput, Target
+from cluster.plan.simulator.run import Cluster, request_seed
+from cluster.plan.simulator.workload import Arrival
 from lab.studies.selection_oracle import Goodput
 
 DEEPEST = 16

@@ -89,13 +89,21 @@ def test_make_serve_takes_the_zoo_where_the_model_is_not(tmp_path: Path) -> None
     assert printed.split()[-1] == "cluster/zoo.yaml"
 
 
+def test_make_serve_plans_for_a_model_that_is_named(tmp_path: Path) -> None:
+    asked = ["MODEL=org/name", f"SPINDLE_CACHE={tmp_path}"]
+    command = ["make", "--no-print-directory", "--dry-run", "serve", *asked]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert f"-m cluster.plan 'org/name' --output {tmp_path}/plan.yaml\n" in printed
+    assert printed.split()[-1] == f"{tmp_path}/plan.yaml"
+
+
 def test_make_and_a_config_look_for_the_model_in_one_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPINDLE_CACHE", str(tmp_path))
     command = ["make", "--print-data-base", "--dry-run", "clean"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert f"\nMODEL := {smollm2_path() / QUANTIZED}\n" in printed
+    assert f"\nDEFAULT_MODEL := {smollm2_path() / QUANTIZED}\n" in printed
 
 
 def test_make_serve_refuses_another_target() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.coordinator.settings import Limits, Policies
-from benchmarks.simulator.run import simulate
+from cluster.plan.simulator.run import simulate
 from lab.papers.cells import cell
 from lab.papers.experiment import build_experiment
 from lab.papers.run_observer import RunObserver

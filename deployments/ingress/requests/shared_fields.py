@@ -66,8 +66,9 @@ class SharedFields(Fields):
     """Without effect."""
     prompt_cache_key: Text | None = None
     """Without effect: the prefix cache finds prompts with the same beginning by itself."""
-    store: bool = False
-    """Nothing is stored: true has no effect."""
+    store: bool | None = None
+    """False: the answer is not kept for later requests to draft from. Nothing can be fetched later:
+    true has no effect."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = None
     """Only requests of the same client with the same salt reuse what this one leaves: prefix cache
     and past outputs."""

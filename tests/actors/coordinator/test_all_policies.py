@@ -11,11 +11,11 @@ import pytest
 
 from actors.coordinator.events import Drafted, Event, LaneDown, Preempted, Verified, VerifierDown
 from actors.coordinator.settings import Limits, Policies
-from benchmarks.simulator.acceptance import Acceptance, synthetic
-from benchmarks.simulator.device import Faults
-from benchmarks.simulator.run import Cluster, DrafterSpec, simulate
-from benchmarks.simulator.verifier import KvMemory
-from benchmarks.simulator.workload import Arrival
+from cluster.plan.simulator.acceptance import Acceptance, synthetic
+from cluster.plan.simulator.device import Faults
+from cluster.plan.simulator.run import Cluster, DrafterSpec, simulate
+from cluster.plan.simulator.verifier import KvMemory
+from cluster.plan.simulator.workload import Arrival
 from policies.catalogue import (
     SCHEDULES,
     SELECTIONS,

@@ -7,10 +7,10 @@ import pytest
 
 from actors.coordinator.events import Event, Left, Verified
 from actors.coordinator.settings import Limits, Policies
-from benchmarks.simulator.acceptance import Acceptance, synthetic
-from benchmarks.simulator.run import Cluster, DrafterSpec, simulate
-from benchmarks.simulator.verifier import KvMemory
-from benchmarks.simulator.workload import Arrival
+from cluster.plan.simulator.acceptance import Acceptance, synthetic
+from cluster.plan.simulator.run import Cluster, DrafterSpec, simulate
+from cluster.plan.simulator.verifier import KvMemory
+from cluster.plan.simulator.workload import Arrival
 from policies.catalogue import Calibrations, make_schedule, make_selection
 from policies.cost import ForwardCost
 from policies.estimates.acceptance import accepted_levels

@@ -17,7 +17,7 @@ from actors.coordinator.events import (
 )
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
-from benchmarks.simulator.clock import run
+from cluster.plan.simulator.clock import run
 from engine.errors import UnsupportedModel
 from engine.model import PackedModel
 from engine.protocol import VerifyOrder

@@ -14,8 +14,8 @@ from actors.coordinator.lengths import LengthLearner, Ranker, RankerText
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Limits, Policies
 from benchmarks.generation import generate
-from benchmarks.simulator.clock import run
 from cluster.built_in_models import TARGET, model_path
+from cluster.plan.simulator.clock import run
 from engine.model import PackedModel
 from engine.protocol import Commit
 from engine.sampling.params import SamplingParams
@@ -198,20 +198,6 @@ async def test_finished_requests_teach_what_later_ones_are_predicted() -> None:
     assert watched.predicted["later"][0] == 6
     await watched.service.end()
     assert not watched.learner._served
-
-
-async def test_a_longer_request_is_predicted_anew() -> None:
-    watched = Watched()
-    for number in range(8):
-        await asyncio.gather(
-            watched.serve(f"short-{number}", 6), watched.serve(f"long-{number}", 60)
-        )
-    watched.predicted.clear()
-    await watched.serve("another", 60)
-    _, *later = watched.predicted["another"]
-    assert later
-    assert later[-1] == 60
-    await watched.service.end()
 
 
 async def test_cancelled_requests_teach_nothing_and_switching_on_predicts_present_ones() -> None:

@@ -5,11 +5,11 @@ from statistics import mean
 import pytest
 
 from actors.coordinator.settings import Limits
-from benchmarks.simulator.acceptance import Acceptance, synthetic
-from benchmarks.simulator.hardware import A100, LLAMA_7B, roofline
-from benchmarks.simulator.run import Cluster, DrafterSpec, named_policies, simulate
-from benchmarks.simulator.verifier import KvMemory
-from benchmarks.simulator.workload import Arrival
+from cluster.plan.simulator.acceptance import Acceptance, synthetic
+from cluster.plan.simulator.hardware import A100, LLAMA_7B, roofline
+from cluster.plan.simulator.run import Cluster, DrafterSpec, named_policies, simulate
+from cluster.plan.simulator.verifier import KvMemory
+from cluster.plan.simulator.workload import Arrival
 from policies.cost import ForwardCost
 from policies.request import Slo
 

@@ -21,12 +21,12 @@ from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
 from actors.coordinator.stream import Cancelled, Overloaded, RequestFailed, Stream
-from benchmarks.simulator.acceptance import Acceptance, synthetic
-from benchmarks.simulator.clock import VirtualTimeLoop
-from benchmarks.simulator.device import Faults
-from benchmarks.simulator.drafter import SimulatedDrafter
-from benchmarks.simulator.outputs import Target
-from benchmarks.simulator.verifier import KvMemory, SimulatedVerifier
+from cluster.plan.simulator.acceptance import Acceptance, synthetic
+from cluster.plan.simulator.clock import VirtualTimeLoop
+from cluster.plan.simulator.device import Faults
+from cluster.plan.simulator.drafter import SimulatedDrafter
+from cluster.plan.simulator.outputs import Target
+from cluster.plan.simulator.verifier import KvMemory, SimulatedVerifier
 from engine.sampling.params import SamplingParams
 from policies.catalogue import (
     SCHEDULES,

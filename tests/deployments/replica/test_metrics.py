@@ -18,7 +18,7 @@ from actors.coordinator.events import (
     VerifierDown,
 )
 from actors.coordinator.settings import Limits
-from benchmarks.simulator.clock import run
+from cluster.plan.simulator.clock import run
 from deployments.replica.metrics import Metrics
 from policies.request import Slo
 from tests.actors.coordinator.test_loop import GREEDY, PROMPTS, WARM, Service, plainly, read

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.simulator.workload import Arrival
+from cluster.plan.simulator.workload import Arrival
 from lab.baselines.catalogue import make_schedule
 from lab.papers.__main__ import SMOKE, _obstacle, count_lines
 from lab.papers.arrivals import arrivals

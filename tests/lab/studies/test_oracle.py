@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import pytest
 
 from actors.coordinator.settings import Limits, Policies
-from benchmarks.simulator.acceptance import Acceptance, synthetic
-from benchmarks.simulator.run import Cluster, DrafterSpec, simulate
-from benchmarks.simulator.run_report import Report
-from benchmarks.simulator.verifier import KvMemory
-from benchmarks.simulator.workload import Lengths, draw
+from cluster.plan.simulator.acceptance import Acceptance, synthetic
+from cluster.plan.simulator.run import Cluster, DrafterSpec, simulate
+from cluster.plan.simulator.run_report import Report
+from cluster.plan.simulator.verifier import KvMemory
+from cluster.plan.simulator.workload import Lengths, draw
 from lab.studies.oracle import Foresight, true_goodput
 from lab.studies.selection_oracle import OracleSelection
 from policies.catalogue import Calibrations, make_schedule, make_selection, make_speculation

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from benchmarks.simulator import clock
+from cluster.plan.simulator import clock
 
 
 async def test_hours_pass_immediately_and_exactly() -> None:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from benchmarks.simulator.acceptance import Acceptance
-from benchmarks.simulator.device import NO_FAULTS, Device, Faults, SimulatedHost
-from benchmarks.simulator.draft_levels import DraftLevels, grow
-from benchmarks.simulator.outputs import DrafterOutput, Target
+from cluster.plan.simulator.acceptance import Acceptance
+from cluster.plan.simulator.device import NO_FAULTS, Device, Faults, SimulatedHost
+from cluster.plan.simulator.draft_levels import DraftLevels, grow
+from cluster.plan.simulator.outputs import DrafterOutput, Target
 from engine.protocol import Draft, DraftOrder, Missing, NoRoom
 from engine.soft_state import HeldRequest
 from policies.cost import CostModel

@@ -20,7 +20,7 @@ from scipy.signal import lfilter
 from scipy.special import ndtr
 from scipy.stats import beta
 
-from benchmarks.simulator.randomness import BLOCK, generator
+from cluster.plan.simulator.randomness import BLOCK, generator
 
 Floats = NDArray[np.float64]
 

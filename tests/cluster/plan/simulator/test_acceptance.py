@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from benchmarks.simulator.acceptance import Acceptance, DrafterModel, Draws, synthetic
+from cluster.plan.simulator.acceptance import Acceptance, DrafterModel, Draws, synthetic
 
 REQUESTS = 300
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.simulator.hardware import (
+from cluster.plan.simulator.hardware import (
     A100,
     L20,
     LLAMA_7B,

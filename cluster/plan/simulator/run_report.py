@@ -7,7 +7,7 @@ import numpy as np
 
 from actors.coordinator.events import Drafted, Event, Left, Verified
 from actors.coordinator.stream import Statistics
-from benchmarks.simulator.workload import Arrival
+from cluster.plan.simulator.workload import Arrival
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from benchmarks.simulator.outputs import DrafterOutput
-from benchmarks.simulator.randomness import BLOCK
+from cluster.plan.simulator.outputs import DrafterOutput
+from cluster.plan.simulator.randomness import BLOCK
 from policies.tree import ROOT, DraftTree
 
 _CHAIN_PARENTS = np.arange(ROOT, BLOCK, dtype=np.int32)

@@ -12,15 +12,15 @@ from actors.coordinator.events import Event
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
 from actors.coordinator.stream import Overloaded
-from benchmarks.simulator import clock
-from benchmarks.simulator.acceptance import Acceptance
-from benchmarks.simulator.device import NO_FAULTS, Faults
-from benchmarks.simulator.drafter import SimulatedDrafter
-from benchmarks.simulator.outputs import Target
-from benchmarks.simulator.randomness import generator
-from benchmarks.simulator.run_report import FinishedRequest, Report, Tally
-from benchmarks.simulator.verifier import KvMemory, SimulatedVerifier
-from benchmarks.simulator.workload import Arrival
+from cluster.plan.simulator import clock
+from cluster.plan.simulator.acceptance import Acceptance
+from cluster.plan.simulator.device import NO_FAULTS, Faults
+from cluster.plan.simulator.drafter import SimulatedDrafter
+from cluster.plan.simulator.outputs import Target
+from cluster.plan.simulator.randomness import generator
+from cluster.plan.simulator.run_report import FinishedRequest, Report, Tally
+from cluster.plan.simulator.verifier import KvMemory, SimulatedVerifier
+from cluster.plan.simulator.workload import Arrival
 from engine.sampling.params import SamplingParams
 from policies.catalogue import (
     SPECULATIONS,
@@ -30,7 +30,7 @@ from policies.catalogue import (
     make_selection,
     make_speculation,
 )
-from policies.cost import CostModel
+from policies.cost import NO_SWITCH, CostModel, SwitchCost
 from policies.microbatch import MicroBatchParams
 from policies.request import LaneView
 
@@ -111,6 +111,8 @@ class Cluster:
     """The cost model of a verification that policies are given; None: `verify`."""
     transport_s: float = 0.0
     """Round trip of one call to a host."""
+    own_s: SwitchCost = NO_SWITCH
+    """What the coordinator itself takes of a round: fixed, and for each request."""
     verifier_faults: Faults = NO_FAULTS
 
 
@@ -228,6 +230,7 @@ def _verifier(
         trees=cluster.trees,
         rereads=cluster.rereads,
         transport_s=cluster.transport_s,
+        own_s=cluster.own_s,
         faults=cluster.verifier_faults,
     )
 

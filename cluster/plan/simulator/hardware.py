@@ -66,10 +66,11 @@ class Shape:
     hidden: int
     kv_width: int
     """KV heads · head size."""
+    bytes_per_weight: float = _HALF
 
     @property
     def weight_bytes(self) -> float:
-        return _HALF * self.parameters
+        return self.bytes_per_weight * self.parameters
 
     @property
     def kv_bytes(self) -> float:

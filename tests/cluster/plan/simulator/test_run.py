@@ -10,19 +10,19 @@ import pytest
 
 from actors.coordinator.events import Event, Left, Verified
 from actors.coordinator.settings import Limits, Policies
-from benchmarks.simulator.acceptance import Acceptance, DrafterModel, synthetic
-from benchmarks.simulator.device import Faults
-from benchmarks.simulator.outputs import TargetOutput
-from benchmarks.simulator.run import (
+from cluster.plan.simulator.acceptance import Acceptance, DrafterModel, synthetic
+from cluster.plan.simulator.device import Faults
+from cluster.plan.simulator.outputs import TargetOutput
+from cluster.plan.simulator.run import (
     Cluster,
     DrafterSpec,
     MakePolicies,
     WrongOutput,
     simulate,
 )
-from benchmarks.simulator.run_report import Report
-from benchmarks.simulator.verifier import KvMemory
-from benchmarks.simulator.workload import Arrival, Lengths, draw, poisson
+from cluster.plan.simulator.run_report import Report
+from cluster.plan.simulator.verifier import KvMemory
+from cluster.plan.simulator.workload import Arrival, Lengths, draw, poisson
 from policies.cost import ForwardCost
 from policies.microbatch import MicroBatchParams
 from policies.request import Slo

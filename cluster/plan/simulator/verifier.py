@@ -1,5 +1,6 @@
 """The simulated verifier: limited KV memory, chunked prefill, and the target's verdicts."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.hosts.protocol import KvState
-from benchmarks.simulator.device import NO_FAULTS, Device, Faults, SimulatedHost
-from benchmarks.simulator.outputs import STOP, Target, TargetOutput
-from benchmarks.simulator.randomness import generator
+from cluster.plan.simulator.device import NO_FAULTS, Device, Faults, SimulatedHost
+from cluster.plan.simulator.outputs import STOP, Target, TargetOutput
+from cluster.plan.simulator.randomness import generator
 from engine.protocol import Missing, NoRoom, Verdict, VerifyOrder
 from engine.request import TargetLimits
 from engine.soft_state import HeldRequest
-from policies.cost import CostModel
+from policies.cost import NO_SWITCH, CostModel, SwitchCost
 from policies.tree import ROOT, DraftTree
 
 _CHUNK = 512
@@ -79,6 +80,7 @@ class SimulatedVerifier(SimulatedHost):
         trees: bool = True,
         rereads: bool = False,
         transport_s: float = 0.0,
+        own_s: SwitchCost = NO_SWITCH,
         faults: Faults = NO_FAULTS,
     ) -> None:
         super().__init__(Device("verifier", transport_s, faults), self._drop)
@@ -87,6 +89,7 @@ class SimulatedVerifier(SimulatedHost):
         self._max_context = max_context
         self._trees = trees
         self._rereads = rereads
+        self._own_s = own_s
         self._blocks = memory.tokens // _KV_BLOCK
         self._swap_s_per_token = memory.swap_s_per_token
         self._keeps_idle = memory.keeps_idle
@@ -106,6 +109,8 @@ class SimulatedVerifier(SimulatedHost):
         if not self._trees and not all(order.tree.is_chain for order in orders):
             raise ValueError("this verifier takes chains only, and an order has a tree")
         answers: list[Verdict | Missing | None] = [None] * len(orders)
+        if own_s := self._own_s.predict(len(orders)):
+            await asyncio.sleep(own_s)
         async with self.device.turn():
             batch = []
             accepted = self._state.accept([order.prefix for order in orders])

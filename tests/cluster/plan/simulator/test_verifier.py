@@ -5,10 +5,10 @@ import asyncio
 import numpy as np
 import pytest
 
-from benchmarks.simulator import clock
-from benchmarks.simulator.device import NO_FAULTS, Faults
-from benchmarks.simulator.outputs import STOP, Target
-from benchmarks.simulator.verifier import KvMemory, SimulatedVerifier
+from cluster.plan.simulator import clock
+from cluster.plan.simulator.device import NO_FAULTS, Faults
+from cluster.plan.simulator.outputs import STOP, Target
+from cluster.plan.simulator.verifier import KvMemory, SimulatedVerifier
 from engine.protocol import Missing, NoRoom, Verdict, VerifyOrder
 from policies.cost import ForwardCost
 from policies.tree import ROOT, DraftTree

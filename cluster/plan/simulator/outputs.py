@@ -11,8 +11,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.simulator.acceptance import WRONG, Acceptance, Draws
-from benchmarks.simulator.randomness import BLOCK, generator
+from cluster.plan.simulator.acceptance import WRONG, Acceptance, Draws
+from cluster.plan.simulator.randomness import BLOCK, generator
 
 STOP = 0
 """The token that ends an output."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau
 
-from benchmarks.simulator.workload import (
+from cluster.plan.simulator.workload import (
     Floats,
     Lengths,
     bursty,

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from benchmarks.simulator import clock
-from benchmarks.simulator.acceptance import Acceptance, DrafterModel, synthetic
-from benchmarks.simulator.device import NO_FAULTS, Faults
-from benchmarks.simulator.drafter import SimulatedDrafter
-from benchmarks.simulator.outputs import Target
+from cluster.plan.simulator import clock
+from cluster.plan.simulator.acceptance import Acceptance, DrafterModel, synthetic
+from cluster.plan.simulator.device import NO_FAULTS, Faults
+from cluster.plan.simulator.drafter import SimulatedDrafter
+from cluster.plan.simulator.outputs import Target
 from engine.protocol import Draft, DraftOrder, Missing
 from policies.cost import ForwardCost
 from policies.tree import DraftTree

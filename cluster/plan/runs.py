@@ -1,0 +1,80 @@
+"""Simulates candidates with the production coordinator and policies, and ranks them."""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+from actors.coordinator.settings import Limits
+from cluster.config import AppConfig
+from cluster.plan.candidates import Option
+from cluster.plan.gpus import Machines
+from cluster.plan.load import Load
+from cluster.plan.simulator.run import named_policies, simulate
+
+EQUAL = 0.03
+"""Goodputs that differ by less are equal: no simulation or measurement tells them apart."""
+_INGRESS_MESSAGES_S = 4000.0
+"""Verdicts that one ingress passes on in a second (lab/docs/plan.md)."""
+
+
+class Outcome(NamedTuple):
+    """Of all replicas of one candidate."""
+
+    option: Option
+    goodput: float
+    """Tokens a second of requests within their SLO."""
+    ttft_s: float
+    """Median, as the time per token."""
+    tpot_s: float
+    attainment: float
+    tokens_per_round: float
+    dollars: float | None
+    """For a million tokens of goodput."""
+    applications: int
+    """That the replicas are divided among, for each has one ingress."""
+
+    @property
+    def in_use(self) -> int:
+        return sum(self.option.gpus.values())
+
+
+def outcome(option: Option, load: Load, machines: Machines) -> Outcome:
+    """Of one replica's share, times the replicas that have one."""
+    arrivals, clients = load.share(option.replicas)
+    config = AppConfig.model_validate(option.args)
+    limits = config.limits.model_copy(update={"max_waiting": len(arrivals)})
+    policies = config.policies
+    report = simulate(
+        arrivals,
+        option.cluster,
+        named_policies(policies.speculation.name, policies.selection.name, policies.schedule.name),
+        Limits(**limits.model_dump(), kv_tokens=config.target.kv_tokens),
+        clients=clients,
+    )
+    busy = option.replicas if load.clients is None else min(option.replicas, load.clients)
+    messages = report.throughput / max(1.0, report.tokens_per_round)
+    behind_one = max(1, int(_INGRESS_MESSAGES_S / messages))
+    goodput = busy * report.goodput
+    hourly = machines.dollars(option.gpus)
+    served = [request for request in report.served if request.tokens > 1]
+    return Outcome(
+        option,
+        goodput,
+        median(request.ttft_s for request in report.served),
+        median([request.tpot_s for request in served] or [0.0]),
+        report.attainment,
+        report.tokens_per_round,
+        None if hourly is None or not goodput else hourly / (goodput * 3600) * 1e6,
+        -(-busy // behind_one),
+    )
+
+
+def ranked(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Best first; among equals those that cost less, then the simpler ones."""
+    left, order = sorted(outcomes, key=lambda one: -one.goodput), []
+    while left:
+        equal = [one for one in left if one.goodput >= left[0].goodput * (1 - EQUAL)]
+        first = min(equal, key=lambda one: (one.in_use, len(one.option.args["drafters"])))
+        order.append(first)
+        left.remove(first)
+    return order
