@@ -56,6 +56,8 @@ class StreamRequest(Routed):
     priority: int
     tenant: str
     scope: Scope
+    remember: bool
+    """Whether its answer may be kept for later requests."""
     speculation: SpeculationFields
     may_teach: bool
     """Whether a drafter may learn from it."""

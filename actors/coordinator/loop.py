@@ -1,5 +1,4 @@
-"""The round loop: schedule, draft, select, verify, commit (docs/architecture.md, "The life of a
-round").
+"""The round loop: schedule, draft, select, verify, commit (docs/architecture.md).
 
 Requests move through the stages of actors/coordinator/request_state.py. Whenever something has
 changed, one pass starts whatever can be started: drafting on idle lanes, then a verification if
@@ -111,6 +110,7 @@ class Coordinator:
         priority: int = 0,
         tenant: str = "",
         scope: Scope = SHARED,
+        remember: bool = True,
         output: Sequence[int] = (),
         attempt: int = 0,
         speculate: bool = True,
@@ -122,9 +122,9 @@ class Coordinator:
     ) -> Stream:
         """Raises InvalidRequest naming the field, or Overloaded. `output` and `attempt`: of a
         request that another coordinator has started. `scope`: whose past requests it may use, and
-        who may use it later. `drafter`: the only one that may draft for it. `traced`: its commits
-        have traces. `internal`: one of the system's own requests. `may_teach`: drafters may learn
-        from it."""
+        who may use it later, if `remember`. `drafter`: the only one that may draft for it.
+        `traced`: its commits have traces. `internal`: one of the system's own requests.
+        `may_teach`: drafters may learn from it."""
         if self._failure is not None:
             raise self._failure
         if name in self._requests:
@@ -144,6 +144,7 @@ class Coordinator:
             output=output,
             attempt=attempt,
             scope=INTERNAL if internal else scope,
+            remember=remember,
         )
         now = self._loop.time()
         view = RequestView(
@@ -207,8 +208,7 @@ class Coordinator:
         return await self._verifying.kv_state()
 
     def predict(self, name: str, output_tokens: float) -> None:
-        """Sets the predicted output length, on which schedules may rely. Unknown requests are no
-        error."""
+        """Sets the predicted output length, for schedules. Unknown requests are no error."""
         if name in self._requests:
             self._requests[name].view.predicted_len = output_tokens
             self._wake()

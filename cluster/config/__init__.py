@@ -4,15 +4,19 @@ Imports nothing heavy, so that a config can be checked without a model or a clus
 """
 
 from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from cluster.checkpoint_files import tokenizer_bytes
 from cluster.config.backends import BACKENDS, Backend
 from cluster.config.crosschecks import (
     check_adapters,
     check_copies,
     check_drafters,
+    check_folder,
     check_formats,
     check_heads,
     check_inline_gpus,
@@ -86,6 +90,9 @@ class AppConfig(Section):
     cache: with `tenant` requests of the same API key only, without `api_keys` all; with `all` those
     of every tenant, who can then find out what others have asked and been answered
     (docs/security.md)."""
+    past_outputs_folder: str | None = None
+    """A folder of the head node in which past outputs are kept over restarts, unencrypted; null:
+    nothing of a text is written to disk (docs/security.md)."""
     grpc: GrpcConfig | None = None
     """The gRPC interface; null: there is none."""
     allowed_hosts: tuple[Host, ...] = ()
@@ -113,6 +120,7 @@ class AppConfig(Section):
         differ("api_keys", self.api_keys)
         check_tenants("priority_for", self.priority_for, self.api_keys)
         check_tenants("operators", self.operators, self.api_keys)
+        check_folder(self.past_outputs_folder, self.past_tokens)
         return self
 
     @property
@@ -136,6 +144,24 @@ class AppConfig(Section):
             return False
         named = self.learner.learn.tenants
         return not self.api_keys or tenant in named or EVERYONE in named
+
+    @property
+    def past_tokens(self) -> int:
+        """Of past outputs that lookups keep; 0: none keeps any."""
+        keeping = [one for one in self.drafters if "past_tokens" in one.options]
+        return max((one.past_tokens for one in keeping), default=0)
+
+    @property
+    def past_outputs_file(self) -> Path | None:
+        """Named by what its tokens mean and whose they are, so that nobody reads what was kept
+        under another tokenizer, or where tenants shared otherwise."""
+        if self.past_outputs_folder is None:
+            return None
+        tenants = self.sharing if self.api_keys else "anyone"
+        vocabulary = self.target.architecture().vocab_size
+        named = blake2b(f"{tenants} {vocabulary} ".encode(), digest_size=8)
+        named.update(tokenizer_bytes(self.target.header_path()))
+        return Path(self.past_outputs_folder) / f"past_outputs_{named.hexdigest()}"
 
     def with_policies(self, policies: Mapping[str, Any]) -> "AppConfig":
         """The same application with other policies (`user_config`), checked like a new config."""

@@ -18,7 +18,7 @@ from cluster.checkpoints import (
     is_head,
 )
 from cluster.config.backends import BACKENDS, able
-from cluster.config.drafter_kinds import drafter_kind
+from cluster.config.drafter_kinds import drafter_kind, with_option
 from cluster.config.keys import check_tenants
 from cluster.config.models import DrafterConfig, TargetConfig
 from cluster.config.serving import PoliciesConfig
@@ -35,6 +35,21 @@ def check_drafters(drafters: Sequence[DrafterConfig], policies: PoliciesConfig) 
     if chosen is not None and chosen not in names:
         there = f"there are {', '.join(names)}" if names else "there are no drafters"
         raise ValueError(f"policies.selection.options.drafter: no {chosen!r}; {there}")
+
+
+def check_folder(past_outputs_folder: str | None, past_tokens: int) -> None:
+    if past_outputs_folder is None:
+        return
+    if not Path(past_outputs_folder).is_absolute():
+        raise ValueError(
+            f"past_outputs_folder: {past_outputs_folder!r} depends on where a process runs; give "
+            "an absolute path"
+        )
+    if not past_tokens:
+        raise ValueError(
+            "past_outputs_folder: no drafter keeps past outputs; add one of kind "
+            f"{with_option('past_tokens')} with past_tokens above 0, or leave the folder out"
+        )
 
 
 def check_inline_gpus(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:

@@ -185,8 +185,8 @@ class DrafterConfig(Section):
     """For kind `quantized`: how the target's weights are rounded, as by the target's `quantize`."""
     past_tokens: Count = 100_000
     """For kind `suffix`: tokens of past outputs to keep, for all requests together; the least
-    recently used are dropped. Each takes at most 120 bytes of the replica's memory
-    (docs/drafters.md)."""
+    recently used are dropped. Each takes at most 120 bytes of a replica's memory, and 24 of the
+    router's (docs/drafters.md)."""
     instances: AtLeastOne = 1
     """Number of lanes that run this drafter; several are named NAME/0, NAME/1, ..."""
     placement: Placement = Field(

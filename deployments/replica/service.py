@@ -16,6 +16,7 @@ from actors.hosts.fleet import Fleet
 from actors.hosts.models import ModelDrafter
 from actors.hosts.protocol import HostLost
 from actors.learning.replica_side import ExchangeLessons, Learning, Show
+from actors.router.output_sharing import OutputSharing, Share
 from actors.router.replica_side import Exchange, Pooling
 from cluster.config import AppConfig, PoliciesConfig
 from deployments.replica.compile_queue import CompileQueue
@@ -95,7 +96,8 @@ class Service:
             params = SamplingParams(
                 temperature=temperature, top_p=0.9, max_tokens=_WARM_UP_TOKENS, ignore_eos=True
             )
-            async for _commit in self.coordinator.submit(_WARM_UP, _WARM_UP_PROMPT, params):
+            stream = self.coordinator.submit(_WARM_UP, _WARM_UP_PROMPT, params, remember=False)
+            async for _commit in stream:
                 pass
             await left.acquire()  # finished, and removed from all hosts
         self._observers.remove(watch)
@@ -133,6 +135,11 @@ class Service:
         lanes = self._fleet.lanes
         hosts = {one.view.name: one.host for one in lanes if isinstance(one.host, ModelDrafter)}
         await Learning(replica, exchange, self._lessons, hosts, show).run()
+
+    async def share(self, replica: str, share: Share) -> None:
+        """Shares past outputs with the other replicas, forever."""
+        if drafters := self._fleet.keeping_outputs:
+            await OutputSharing(replica, share, drafters).run()
 
     @property
     def limits(self) -> TargetLimits:

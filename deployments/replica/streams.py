@@ -34,6 +34,7 @@ def submit(coordinator: "Coordinator", request: StreamRequest) -> Stream:
         priority=request["priority"],
         tenant=request["tenant"],
         scope=request["scope"],
+        remember=request["remember"],
         output=request["output_ids"],
         attempt=request["attempt"],
         speculate=speculation["enabled"],

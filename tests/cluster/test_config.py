@@ -87,6 +87,8 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
         ("drafters.0: past_tokens: .* not ngram", {"drafters": [NGRAM | {"past_tokens": 9}]}),
         ("drafters.0: past_tokens: .* not model", {"drafters": [TINY | {"past_tokens": 9}]}),
         ("drafters.0.past_tokens", {"drafters": [SUFFIX | {"past_tokens": -1}]}),
+        ("past_outputs_folder: no drafter", {"past_outputs_folder": "/kept", "drafters": [NGRAM]}),
+        ("past_outputs_folder: 'kept' ", {"past_outputs_folder": "kept", "drafters": [SUFFIX]}),
         ("drafters.0: quantize: .* not model", {"drafters": [TINY | {"quantize": "int8"}]}),
         ("drafters.0.quantize: ", {"drafters": [COPY | {"quantize": "none"}]}),
         ("model: quantized copies the target", {"drafters": [TINY | COPY]}),

@@ -202,6 +202,7 @@ def request(name: str, **changes: Any) -> StreamRequest:
         "priority": 0,
         "tenant": "",
         "scope": SHARED,
+        "remember": True,
         "speculation": {"enabled": True, "drafter": None, "max_depth": None},
         "may_teach": False,
         "trace": False,

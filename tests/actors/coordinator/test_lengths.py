@@ -200,20 +200,6 @@ async def test_finished_requests_teach_what_later_ones_are_predicted() -> None:
     assert not watched.learner._served
 
 
-async def test_a_longer_request_is_predicted_anew() -> None:
-    watched = Watched()
-    for number in range(8):
-        await asyncio.gather(
-            watched.serve(f"short-{number}", 6), watched.serve(f"long-{number}", 60)
-        )
-    watched.predicted.clear()
-    await watched.serve("another", 60)
-    _, *later = watched.predicted["another"]
-    assert later
-    assert later[-1] == 60
-    await watched.service.end()
-
-
 async def test_cancelled_requests_teach_nothing_and_switching_on_predicts_present_ones() -> None:
     watched = Watched()
     watched.learner.use(False)
