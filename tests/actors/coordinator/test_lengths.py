@@ -24,10 +24,7 @@ from engine.verifiers.native import NativeVerifier
 from policies.catalogue import make_selection, make_speculation
 from policies.cost import ForwardCost
 from policies.estimates.output_lengths import LearnedLengths
-from policies.microbatch import MicroBatchParams
-from policies.protocols import Schedule
 from policies.request import RequestView
-from policies.scheduling.fcfs import fcfs
 from policies.scheduling.self_ranked import Form, SelfRanked, SelfRankedParams
 from tests.actors.coordinator.fake_hosts import PacedVerifier
 from tests.actors.coordinator.test_loop import GREEDY, Service, read
@@ -95,49 +92,6 @@ def test_the_target_ranks_requests_and_its_answer_affects_only_their_order(form:
     assert ranker.requested == len(REQUESTS)
     assert ranker.unplaced == 0
     assert len(left) == len(REQUESTS), "internal requests are no users' requests"
-
-
-def test_a_schedule_set_later_has_the_requests_ranked_that_are_already_present() -> None:
-    text = RankerText(model_path(TARGET))
-    observers: list[Callable[[Event], None]] = []
-
-    def policies(schedule: Schedule) -> Policies:
-        return Policies(schedule, make_selection("fixed"), make_speculation("off"))
-
-    def observe(event: Event) -> None:
-        for one in observers:
-            one(event)
-
-    async def serve_and_switch() -> tuple[int, int]:
-        verifier = PacedVerifier(make_verifier)
-        coordinator = Coordinator(
-            verifier,
-            [],
-            policies(fcfs()),
-            Estimates(Costs(ForwardCost(0, 1e-5, 0.01), {}, 64, {}, 64), []),
-            Limits(max_batch=2, kv_tokens=8192),
-            observe=observe,
-        )
-        ranker = Ranker(None, verifier, text)
-        observers.append(ranker.observe)
-        ranking = asyncio.create_task(ranker.run(coordinator))
-        prompt = text.encode_chat([{"role": "user", "content": "Count to 14."}])
-        early, other = (aiter(coordinator.submit(name, prompt, PARAMS)) for name in ("a", "b"))
-        await anext(early)
-        await anext(other)
-        before = ranker.requested
-        ranked = SelfRanked(SelfRankedParams(batch=4, timeout_s=TIMEOUT_S))
-        coordinator.use(policies(ranked), MicroBatchParams())
-        ranker.use(ranked)
-        for commits in (early, other):
-            async for _commit in commits:
-                pass
-        await asyncio.sleep(1)
-        ranking.cancel()
-        await coordinator.close()
-        return before, ranker.requested
-
-    assert run(serve_and_switch()) == (0, 2)
 
 
 def test_requests_are_quoted_without_the_frame_of_the_chat_template(tmp_path: Path) -> None:
