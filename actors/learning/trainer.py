@@ -159,7 +159,7 @@ class Trainer:
                     self._tokens = learner.tokens
                     if not self._changed.is_set():  # else they compare with another version
                         for lesson, (served, candidate) in zip(lessons, pairs, strict=True):
-                            self._rollout.window.add(lesson.tenant, served, candidate)
+                            self._rollout.judged(lesson.tenant, served, candidate)
                 self._offer(learner, folder)
                 if time.monotonic() > saved_s + _SAVED_EVERY_S:
                     folder.save_candidate(self._version(learner, self._rollout.serving))

@@ -13,6 +13,9 @@ from policies.learning.judging import BEYOND_NOISE, ENOUGH, Agreement, Window, s
 
 BASE = 0
 """The version that the config names."""
+_MOST_TENANTS = 50
+"""More than these are looked at together."""
+_OTHERS = "\0others"
 
 
 @dataclass(slots=True)
@@ -22,6 +25,7 @@ class Rollout:
     serving: int = BASE
     canary: int | None = None
     window: Window = field(init=False)
+    _tenants: set[str] = field(default_factory=set)
     _served: dict[int, dict[str, deque[Agreement]]] = field(default_factory=dict)
     """By version and tenant, the last requests as served."""
 
@@ -38,11 +42,15 @@ class Rollout:
         self.canary = version
         self._served.pop(version, None)
 
+    def judged(self, tenant: str, served: Agreement, candidate: Agreement) -> None:
+        """A request from which neither has learned yet."""
+        self.window.add(self._counted(tenant), served, candidate)
+
     def served(self, version: int, tenant: str, agreement: Agreement) -> None:
         """A request that has ended, by the version that drafted for it."""
         if version not in (self.serving, self.canary) or not agreement.forwards:
             return
-        by_tenant = self._served.setdefault(version, {})
+        by_tenant, tenant = self._served.setdefault(version, {}), self._counted(tenant)
         by_tenant.setdefault(tenant, deque(maxlen=self.most)).append(agreement)
 
     def decide(self) -> bool:
@@ -73,6 +81,11 @@ class Rollout:
         """Also where a lane cannot serve the canary."""
         self.canary = None
         self.window.clear()
+
+    def _counted(self, tenant: str) -> str:
+        if len(self._tenants) < _MOST_TENANTS:
+            self._tenants.add(tenant)
+        return tenant if tenant in self._tenants else _OTHERS
 
     def versions(self, lanes: Iterable[str]) -> dict[str, int]:
         """What each lane should serve; the canary is on the first of them by name."""

@@ -23,7 +23,7 @@ class Traffic:
             served = 40 + self.random.randrange(-5, 6)
             candidate = round(served / gain + self.random.gauss(0, 2))
             pair = (Agreement(60, served), Agreement(60, candidate))
-            self.rollout.window.add(tenant, *pair)
+            self.rollout.judged(tenant, *pair)
 
     def serve(self, version: int, right: float, tenant: str = "", requests: int = ENOUGH) -> None:
         """`right`: how many of the first tokens are."""
@@ -87,6 +87,14 @@ def test_a_tenant_that_floods_neither_offers_nor_keeps_what_is_worse_for_another
     traffic.serve(1, 0.9, "flooder", requests=5000)
     assert rollout.decide()
     assert rollout.versions(LANES) == dict.fromkeys(LANES, BASE)
+
+
+def test_more_tenants_than_can_be_told_apart_are_judged_together() -> None:
+    rollout = Rollout(128)
+    for tenant in range(5000):
+        rollout.judged(f"{tenant}", Agreement(60, 40), Agreement(60, 30 + tenant % 5))
+    assert len(rollout.window.pairs) == 50 + 128
+    assert rollout.wants_version
 
 
 def test_equal_versions_are_seldom_told_apart() -> None:
