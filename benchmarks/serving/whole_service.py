@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -288,7 +288,7 @@ async def own_share() -> list[str]:
         return service.problems
 
 
-CASES: Mapping[str, Callable[[], Awaitable[list[str]]]] = {
+CASES: Mapping[str, Callable[[], Coroutine[Any, Any, list[str]]]] = {
     "stop_sigterm": partial(stop, signal.SIGTERM),
     "stop_sigint": partial(stop, signal.SIGINT),
     "raylet": partial(lose, "raylet/raylet"),

@@ -52,13 +52,14 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
     raylet.write_text(RAYLET)
     gcs.symlink_to("/bin/sleep")
     with (tmp_path / "terminal").open("w") as terminal:
-        command = [sys.executable, serve, "run", "config", gcs, raylet, tmp_path]
+        command = [sys.executable, *map(str, (serve, "run", "config", gcs, raylet, tmp_path))]
         run = subprocess.Popen(command, stderr=terminal)
     pids = tmp_path / "pids"
     while not pids.exists() or len(pids.read_text().split()) < 3:
         time.sleep(0.05)
-    others = map(int, pids.read_text().split())
-    found = Processes(run, int((tmp_path / "gcs").read_text()), *others, tmp_path / "terminal")
+    killed, ingress, worker = map(int, pids.read_text().split())
+    gcs_pid = int((tmp_path / "gcs").read_text())
+    found = Processes(run, gcs_pid, killed, ingress, worker, tmp_path / "terminal")
     while not _is_watched(found.raylet):
         time.sleep(0.05)
     yield found
