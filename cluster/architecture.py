@@ -37,6 +37,14 @@ class Architecture:
         heads = 2 * (self.num_attention_heads + self.num_key_value_heads)
         return heads * self.head_dim * self.hidden_size
 
+    def adapter_parameters(self, rank: int) -> int:
+        """The weights of a LoRA adapter for all matrices of a Llama's layers."""
+        inner = self.num_attention_heads * self.head_dim
+        kv = self.num_key_value_heads * self.head_dim
+        ends = 2 * (inner + kv) + 4 * self.hidden_size  # of the attention's four matrices
+        ends += 3 * (self.hidden_size + self.intermediate_size)
+        return self.num_hidden_layers * rank * ends
+
     def parameters(self) -> int:
         """Those of a Llama with tied embeddings and without biases."""
         layers = self.num_hidden_layers * (self.layer_parameters() + 2 * self.hidden_size)

@@ -84,6 +84,12 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in TOKENIZERS)
 
 
+def tokenizer_bytes(folder: Path) -> bytes:
+    """Differs where token ids mean something else."""
+    files = [folder / name for name in TOKENIZERS]
+    return b"".join(file.read_bytes() for file in files if file.is_file())
+
+
 @names_checkpoint
 def quantization(folder: Path) -> str | None:
     """How the weights are quantized; None if they are plain numbers."""

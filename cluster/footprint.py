@@ -3,7 +3,9 @@ config and the checkpoints' headers. Nothing is loaded."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+from cluster.adapters import adapter_rank
 from cluster.checkpoint_files import quantization, weight_files
 from cluster.checkpoints import (
     architecture,
@@ -96,11 +98,18 @@ def _target_bytes(target: TargetConfig) -> tuple[int, int]:
     folder = target.header_path()
     if not target.runs_quantized:
         stored = [file.stat().st_size for file in weight_files(folder)]
-        return sum(stored) if quantization(folder) and stored else weights * width, kv
+        whole = sum(stored) if quantization(folder) and stored else weights * width
+        return whole + _adapter_parameters(target) * width, kv
     if target.own_quantize != "auto":
         return _rounded_bytes(weights, target.own_quantize), kv
     tiles = quantized_bytes(target.model) or 0
     return tiles + shape.vocab_size * shape.hidden_size * _BYTES["float32"], kv
+
+
+def _adapter_parameters(target: TargetConfig) -> int:
+    """vLLM keeps a place of the largest rank for each, and one more."""
+    ranks = [adapter_rank(Path(folder)) for folder in target.lora_modules.values()]
+    return (len(ranks) + 1) * target.architecture().adapter_parameters(max(ranks)) if ranks else 0
 
 
 def _target_parameters(target: TargetConfig) -> int:

@@ -2,7 +2,7 @@
 
 One ingress on the head node, which resubmits the requests of a lost replica; any number of
 replicas, each with its own target and drafters in its own placement group; and one router that
-shares what the replicas observe.
+shares what the replicas observe and have answered.
 """
 
 import importlib.util
@@ -12,7 +12,12 @@ from typing import Any
 import ray
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.config import (
+    AutoscalingConfig,
+    AutoscalingPolicy,
+    DeploymentActorConfig,
+    RequestRouterConfig,
+)
 from ray.serve.schema import LoggingConfig
 
 from cluster.config import AppConfig
@@ -23,6 +28,7 @@ from deployments.replica.deployment import Replica
 from deployments.router_actor import router_config
 from deployments.routing import PrefixRouter
 from deployments.scaling import QueueGoodputAttainment
+from deployments.trainer_actor import trainer_config
 from engine.cpu.environment import openmp_environment
 from engine.verifiers.vllm.environment import process_environment
 
@@ -102,7 +108,7 @@ def _replica(config: AppConfig) -> serve.Deployment:
         placement_group_bundles=list(placement.bundles),
         placement_group_strategy=STRATEGY,
         max_ongoing_requests=config.limits.max_batch + config.limits.max_waiting + _SPARE_CALLS,
-        deployment_actors=[router_config(OWN_CPUS)],
+        deployment_actors=[_router(config), *trainer_config(config)],
         request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
         logging_config=_LOGGING,
         health_check_period_s=_HEALTH_PERIOD_S,
@@ -110,6 +116,14 @@ def _replica(config: AppConfig) -> serve.Deployment:
         graceful_shutdown_wait_loop_s=_DRAIN_PERIOD_S,
         **_replica_count(config),
     )
+
+
+def _router(config: AppConfig) -> DeploymentActorConfig:
+    file = config.past_outputs_file
+    options: dict[str, Any] = {"num_cpus": OWN_CPUS}
+    if file is not None:  # found again by the next router
+        options["resources"] = {HEAD_NODE: HEAD_SHARE}
+    return router_config(options, config.past_tokens, file)
 
 
 def _replica_count(config: AppConfig) -> dict[str, Any]:

@@ -56,7 +56,11 @@ class StreamRequest(Routed):
     priority: int
     tenant: str
     scope: Scope
+    remember: bool
+    """Whether its answer may be kept for later requests."""
     speculation: SpeculationFields
+    may_teach: bool
+    """Whether a drafter may learn from it."""
     trace: bool
     """Whether each commit carries a trace of its round."""
     pause_s: float

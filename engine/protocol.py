@@ -1,9 +1,8 @@
 """The messages between the coordinator, drafters and verifiers.
 
 Orders carry deltas: the tokens that the host has not received, and the length after which they
-follow. All messages are small, immutable and picklable, because they are sent between processes.
-They are NamedTuples, since hundreds are made in a round and frozen dataclasses take more than twice
-as long to make.
+follow. All messages are small, immutable and picklable, because they are sent between processes:
+NamedTuples, since hundreds are made in a round and frozen dataclasses take twice as long to make.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +29,8 @@ class Start(NamedTuple):
     """Committed tokens before this index are the prompt; the others are output."""
     scope: Scope = SHARED
     """Only requests of this scope find what the host keeps of this one."""
+    remember: bool = True
+    """False: its output is not kept for later requests."""
 
 
 class Prefix(NamedTuple):
@@ -46,8 +47,7 @@ class Prefix(NamedTuple):
 
 
 class Features(NamedTuple):
-    """The target's hidden states at consecutive committed positions, for drafters that read them
-    (heads)."""
+    """The target's hidden states at consecutive committed positions, for heads."""
 
     first: int
     """The position of the first row."""

@@ -41,6 +41,8 @@ class ServedRequest:
     seed: int
     attempt: int = 0
     scope: Scope = SHARED
+    remember: bool = True
+    """Whether its output may be kept for later requests of its scope."""
     round: int = 0
     known: dict[str, int] = field(default_factory=dict)
     """The number of committed tokens that each host has; absent or 0: the next order needs a
@@ -66,7 +68,9 @@ class ServedRequest:
         base = self.known.get(host, 0)
         end = None if at_most is None else base + at_most
         committed = self.committed
-        start = None if base else Start(self.params, self.seed, self.prompt_len, self.scope)
+        start = None
+        if not base:
+            start = Start(self.params, self.seed, self.prompt_len, self.scope, self.remember)
         base_hash, delta = committed.hashes[base], tuple(committed.ids[base:end])
         return fast_new(
             Prefix, (self.name, self.attempt, self.round, base, base_hash, delta, start)
@@ -116,6 +120,7 @@ def admit(
     output: Sequence[int] = (),
     attempt: int = 0,
     scope: Scope = SHARED,
+    remember: bool = True,
 ) -> ServedRequest:
     """Validates a request; raises InvalidRequest naming the field.
 
@@ -133,7 +138,7 @@ def admit(
     committed = CommittedTokens()
     committed.extend(prompt)
     committed.extend(output)
-    served = ServedRequest(name, committed, len(prompt), params, seed, attempt, scope)
+    served = ServedRequest(name, committed, len(prompt), params, seed, attempt, scope, remember)
     if params.prompt_logprobs is not None and not output:
         served.prompt_logprobs = []
     return served

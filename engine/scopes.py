@@ -19,7 +19,7 @@ class Scope(NamedTuple):
     tenant: str = ""
     """Empty where tenants share, as without API keys."""
     salt: str = ""
-    """The request's `cache_salt`; empty without."""
+    """Differs for any two values of `cache_salt`; empty without."""
 
     @property
     def digest(self) -> bytes:
@@ -30,6 +30,12 @@ class Scope(NamedTuple):
         tenant = self.tenant.encode()
         named = len(tenant).to_bytes(8, "little") + tenant + self.salt.encode()
         return blake2b(named, digest_size=32, person=b"scope").digest()
+
+
+def scope_of(tenant: str, cache_salt: str | None) -> Scope:
+    """A salt may be a secret, and scopes are kept on disk: only its digest goes further."""
+    salt = cache_salt or ""
+    return Scope(tenant, salt and blake2b(salt.encode(), digest_size=20).hexdigest())
 
 
 SHARED = Scope()

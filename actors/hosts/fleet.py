@@ -22,6 +22,7 @@ from cluster.checkpoints import eagle3_shape
 from cluster.config import DrafterConfig, TargetConfig
 from cluster.config.drafter_kinds import drafter_kind
 from engine.draft_profile import DraftCosts
+from engine.drafters.lookup import LookupDrafter
 from engine.grammar.compiler import Grammars
 from policies.request import LaneView
 
@@ -41,6 +42,13 @@ class Fleet:
     """Compiles output grammars in this process; None: the target has no tokenizer."""
     load_vocabulary: Callable[[], Awaitable[None]]
     """Begins to load, in the verifier, what its first output grammar needs."""
+
+    @property
+    def keeping_outputs(self) -> list[LookupDrafter]:
+        """The lookups that draft from past outputs."""
+        direct = [lane.host.drafter for lane in self.lanes if isinstance(lane.host, DirectDrafter)]
+        lookups = [one for one in direct if isinstance(one, LookupDrafter)]
+        return [one for one in lookups if one.past.max_tokens]
 
     async def close(self) -> None:
         """Kills all actors; threads end after their present call."""

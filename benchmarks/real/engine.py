@@ -119,7 +119,7 @@ def measure_drafters(
     for depth in depths:
         of_each: list[Sequence[Tally]] = []
         for name in drafters:
-            drafter = WatchedDrafter(_drafter(name, models, checkpoint, model.vocab_size))
+            drafter = WatchedDrafter(make_drafter(name, models, checkpoint, model.vocab_size))
             of_each.append(_tallies(model, requests, drafter, depth, max_tokens))
             of_drafter = _report(
                 f"real/engine/{name}/k{depth}", categories, of_each[-1], drafter.cpu_s
@@ -151,7 +151,7 @@ def _in_hindsight(
     return records
 
 
-def _drafter(
+def make_drafter(
     name: str, models: Mapping[str, Path | None], target: Path, vocab_size: int
 ) -> Drafter:
     """A new one: a lookup must not find the answers of the run before."""

@@ -4,23 +4,28 @@ Imports nothing heavy, so that a config can be checked without a model or a clus
 """
 
 from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from cluster.checkpoint_files import tokenizer_bytes
 from cluster.config.backends import BACKENDS, Backend
 from cluster.config.crosschecks import (
     check_adapters,
     check_copies,
     check_drafters,
+    check_folder,
     check_formats,
     check_heads,
     check_inline_gpus,
+    check_learning,
     check_ranks,
     check_vocabulary,
     check_whole_context,
 )
-from cluster.config.keys import check_host, check_reference, check_tenants, differ
+from cluster.config.keys import EVERYONE, check_host, check_reference, check_tenants, differ
 from cluster.config.models import DrafterConfig, TargetConfig, Threads
 from cluster.config.section import Section, problems
 from cluster.config.serving import (
@@ -85,6 +90,9 @@ class AppConfig(Section):
     cache: with `tenant` requests of the same API key only, without `api_keys` all; with `all` those
     of every tenant, who can then find out what others have asked and been answered
     (docs/security.md)."""
+    past_outputs_folder: str | None = None
+    """A folder of the head node in which past outputs are kept over restarts, unencrypted; null:
+    nothing of a text is written to disk (docs/security.md)."""
     grpc: GrpcConfig | None = None
     """The gRPC interface; null: there is none."""
     allowed_hosts: tuple[Host, ...] = ()
@@ -108,9 +116,11 @@ class AppConfig(Section):
         check_whole_context(self.target)
         check_vocabulary(self.target, self.drafters)
         check_copies(self.target, self.drafters)
+        check_learning(self.drafters, self.api_keys)
         differ("api_keys", self.api_keys)
         check_tenants("priority_for", self.priority_for, self.api_keys)
         check_tenants("operators", self.operators, self.api_keys)
+        check_folder(self.past_outputs_folder, self.past_tokens)
         return self
 
     @property
@@ -122,6 +132,36 @@ class AppConfig(Section):
     def isolates_tenants(self) -> bool:
         """Whether what a request leaves belongs to its tenant."""
         return bool(self.api_keys) and self.sharing == "tenant"
+
+    @property
+    def learner(self) -> DrafterConfig | None:
+        """The drafter that learns from traffic."""
+        return next((drafter for drafter in self.drafters if drafter.learn is not None), None)
+
+    def may_teach(self, tenant: str) -> bool:
+        """Whether the drafter learns from this tenant's requests."""
+        if self.learner is None or self.learner.learn is None:
+            return False
+        named = self.learner.learn.tenants
+        return not self.api_keys or tenant in named or EVERYONE in named
+
+    @property
+    def past_tokens(self) -> int:
+        """Of past outputs that lookups keep; 0: none keeps any."""
+        keeping = [one for one in self.drafters if "past_tokens" in one.options]
+        return max((one.past_tokens for one in keeping), default=0)
+
+    @property
+    def past_outputs_file(self) -> Path | None:
+        """Named by what its tokens mean and whose they are, so that nobody reads what was kept
+        under another tokenizer, or where tenants shared otherwise."""
+        if self.past_outputs_folder is None:
+            return None
+        tenants = self.sharing if self.api_keys else "anyone"
+        vocabulary = self.target.architecture().vocab_size
+        named = blake2b(f"{tenants} {vocabulary} ".encode(), digest_size=8)
+        named.update(tokenizer_bytes(self.target.header_path()))
+        return Path(self.past_outputs_folder) / f"past_outputs_{named.hexdigest()}"
 
     def with_policies(self, policies: Mapping[str, Any]) -> "AppConfig":
         """The same application with other policies (`user_config`), checked like a new config."""

@@ -34,12 +34,14 @@ def submit(coordinator: "Coordinator", request: StreamRequest) -> Stream:
         priority=request["priority"],
         tenant=request["tenant"],
         scope=request["scope"],
+        remember=request["remember"],
         output=request["output_ids"],
         attempt=request["attempt"],
         speculate=speculation["enabled"],
         drafter=speculation["drafter"],
         max_depth=speculation["max_depth"],
         traced=request["trace"],
+        may_teach=request["may_teach"],
     )
 
 

@@ -1,7 +1,7 @@
 """Lookups draft what followed a request's last tokens: earlier in its own text (ngram), or in past
 outputs of its scope as well (suffix, as in SuffixDecoding)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
 import numpy as np
@@ -22,6 +22,7 @@ from engine.protocol import (
     NoRoom,
     to_ordered_depth,
 )
+from engine.scopes import Scope
 from engine.soft_state import HeldRequest, SoftState
 from policies.tree import DraftTree
 
@@ -48,7 +49,9 @@ class LookupDrafter:
         self._matchers = Matchers(grammars, MOST_GRAMMAR_S)
         self._settings = settings
         compile_kernels(settings)
-        self._past = PastOutputs(max_past_tokens)
+        self.past = PastOutputs(max_past_tokens)
+        self.on_output: Callable[[Scope, Sequence[int]], None] = lambda _scope, _tokens: None
+        """Called with each output that becomes a past output here."""
         self._own: dict[str, TextIndex] = {}
         self._calibrations: dict[str, LookupCalibration] = {}
         """By tenant, as confidences tell how right drafts were; least recently used first."""
@@ -88,14 +91,14 @@ class LookupDrafter:
         own = self._own[request]
         own.follow(held.committed.ids, held.unchanged)
         scope = held.start.scope
-        calibration, past = self._calibration_of(scope.tenant), self._past.index(scope)
+        calibration, past = self._calibration_of(scope.tenant), self.past.index(scope)
         calibration.update(request, held.committed.ids, held.unchanged)
         grown = grow(own, past, self._settings, calibration.weights, order.depth)
         if held.start.params.grammar is not None:
             grown = self._within_grammar(grown, request, held)
         calibration.record(request, own.end, grown.tokens, grown.kinds)
         if grown.past_position >= 0:
-            self._past.touch(scope, grown.past_position)
+            self.past.touch(scope, grown.past_position)
         return grown
 
     def _within_grammar(self, grown: LookupChain, request: str, held: HeldRequest) -> LookupChain:
@@ -114,7 +117,10 @@ class LookupDrafter:
         scope = held.start.scope
         if scope.tenant in self._calibrations:
             self._calibrations[scope.tenant].forget(request)
-        self._past.add(scope, held.committed.ids[held.start.prompt_len :])
+        output = held.committed.ids[held.start.prompt_len :]
+        if held.start.remember and output:
+            self.past.add(scope, output)
+            self.on_output(scope, output)
 
 
 class NgramDrafter(LookupDrafter):

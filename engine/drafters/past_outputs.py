@@ -18,7 +18,7 @@ class PastOutputs:
     least recently used scope the least recently used output."""
 
     def __init__(self, max_tokens: int, clock: Callable[[], float] = monotonic) -> None:
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
         self._left = max_tokens + SCOPE_TOKENS
         self._holdings = Holdings(clock)
         self._texts: dict[str, dict[Scope, _ScopeText]] = {}
@@ -34,7 +34,7 @@ class PastOutputs:
         return _NOTHING if text is None else text.index
 
     def add(self, scope: Scope, tokens: Sequence[int]) -> None:
-        if not 0 < len(tokens) <= self._max_tokens:
+        if not 0 < len(tokens) <= self.max_tokens:
             return
         while self._left < len(tokens) + self._missing(scope):
             self._evict()

@@ -11,6 +11,8 @@ import pytest
 from cluster.adapters import adapter_rank
 from cluster.built_in_models import TARGET, model_path
 from cluster.config import AppConfig, ValidationError, problems
+from cluster.footprint import footprints
+from cluster.placement import plan
 from tests.adapters import write_adapter
 
 
@@ -52,6 +54,18 @@ def test_a_folder_that_cannot_be_served_is_refused_by_name(
     line = problem({"mine": str(folder)})
     assert line.startswith(f"target.lora_modules.mine: {folder}")
     assert message in line
+
+
+def test_a_plan_counts_a_place_for_each_adapter_and_one_more(adapter: Path) -> None:
+    def weights(**target: Any) -> int:
+        given = {"model": "zoo/target", "backend": "vllm", "dtype": "bfloat16", **target}
+        config = AppConfig.model_validate({"target": given})
+        return footprints(config, plan(config))[1].weights_bytes
+
+    # 4 layers of 256, 4 heads of 64 that share 2, and 768: by matrix its inputs and outputs.
+    ends = 2 * (256 + 256) + 2 * (256 + 128) + 3 * (256 + 768)
+    both = {"one": str(adapter), "two": str(adapter)}
+    assert weights(lora_modules=both) - weights() == 3 * 4 * 16 * ends * 2
 
 
 def test_an_adapter_of_another_model_or_name_or_backend_is_refused(adapter: Path) -> None:

@@ -87,6 +87,8 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
         ("drafters.0: past_tokens: .* not ngram", {"drafters": [NGRAM | {"past_tokens": 9}]}),
         ("drafters.0: past_tokens: .* not model", {"drafters": [TINY | {"past_tokens": 9}]}),
         ("drafters.0.past_tokens", {"drafters": [SUFFIX | {"past_tokens": -1}]}),
+        ("past_outputs_folder: no drafter", {"past_outputs_folder": "/kept", "drafters": [NGRAM]}),
+        ("past_outputs_folder: 'kept' ", {"past_outputs_folder": "kept", "drafters": [SUFFIX]}),
         ("drafters.0: quantize: .* not model", {"drafters": [TINY | {"quantize": "int8"}]}),
         ("drafters.0.quantize: ", {"drafters": [COPY | {"quantize": "none"}]}),
         ("model: quantized copies the target", {"drafters": [TINY | COPY]}),
@@ -317,6 +319,43 @@ def test_a_head_may_draft_for_a_target_on_either_backend(tmp_path: Path) -> None
     head = write_zoo_head(tmp_path / "head")
     for target in ({}, VLLM):
         AppConfig.model_validate({"target": target, "drafters": [head]})
+
+
+@pytest.mark.parametrize(
+    ("problem", "changes"),
+    [
+        (r"0\.learn: only kind eagle3 learns, not model", [{"kind": "model", "model": "zoo/tiny"}]),
+        (r"1\.learn: another drafter learns", [{}, {"name": "other"}]),
+        (r"0\.learn\.tenants: 'beta' has no key", [{"learn": {"tenants": ["beta"]}}]),
+        (r"0\.learn\.share: ", [{"learn": {"share": 0}}]),
+    ],
+)
+def test_learning_that_cannot_be_is_refused(
+    problem: str, changes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    head = {**write_zoo_head(tmp_path / "head"), "learn": {}}
+    args = {"drafters": [{**head, **some} for some in changes], "api_keys": {"alpha": "key"}}
+    (line,) = refused(args)
+    assert re.search(r"drafters\." + problem, line)
+
+
+@pytest.mark.parametrize(
+    ("keys", "named", "teaching"),
+    [
+        ([], [], {"", "alpha", "beta"}),
+        (["alpha", "beta"], [], set()),
+        (["alpha", "beta"], ["alpha"], {"alpha"}),
+        (["alpha", "beta"], ["*"], {"", "alpha", "beta"}),
+    ],
+)
+def test_with_keys_only_tenants_that_are_named_teach_a_head(
+    keys: list[str], named: list[str], teaching: set[str], tmp_path: Path
+) -> None:
+    head = {**write_zoo_head(tmp_path / "head"), "learn": {"tenants": named}}
+    args = {"drafters": [head], "api_keys": {tenant: f"key of {tenant}" for tenant in keys}}
+    config = AppConfig.model_validate(args)
+    assert {tenant for tenant in ("", "alpha", "beta") if config.may_teach(tenant)} == teaching
+    assert not AppConfig().may_teach("alpha")
 
 
 def test_a_head_in_the_place_of_a_whole_model_is_refused(tmp_path: Path) -> None:

@@ -15,8 +15,6 @@ import pytest
 from numba.core import caching
 from numba.core.caching import CacheImpl, IndexDataCacheFile, InTreeCacheLocator
 
-from cluster.numba_internals import _VERSIONS
-
 ROOT = Path(__file__).resolve().parents[2]
 FILES = (
     "cluster/__init__.py",
@@ -131,18 +129,6 @@ def test_loops_of_other_projects_are_left_where_they_are(tmp_path: Path) -> None
     assert printed.split() == ["12", "1"]
     assert list((installed / "loops" / "__pycache__").glob("*.nbi"))
     assert not kept.exists()
-
-
-def test_what_is_kept_is_bounded(tmp_path: Path) -> None:
-    kept, root = tmp_path / "kept", project(tmp_path / "project", 0)
-    call(root, kept)
-    versions = kept / "compiled" / "loops.sums"
-    for number in range(_VERSIONS + 3):
-        (versions / f"{number:032}").mkdir()
-        os.utime(versions / f"{number:032}", (number, number))
-    assert call(project(root, 1), kept) == [6, 1]
-    assert len(list(versions.iterdir())) == _VERSIONS
-    assert call(root, kept) == [6, 0]
 
 
 @pytest.mark.parametrize("name", ["NUMBA_CACHE_DIR", "NUMBA_CACHE_LOCATOR_CLASSES"])

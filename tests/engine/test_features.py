@@ -12,7 +12,6 @@ from benchmarks.generation import generate
 from engine.drafters.model import ModelDrafter
 from engine.drafters.runner import PackedRunner
 from engine.feature_buffer import FeatureBuffer
-from engine.features import FeatureLanes
 from engine.hidden_states import HiddenStates, as_tensor
 from engine.model import PackedModel
 from engine.protocol import (
@@ -21,7 +20,6 @@ from engine.protocol import (
     Features,
     Verdict,
 )
-from engine.request import VERIFIER, TargetLimits, admit
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
 from tests import reference
@@ -175,34 +173,3 @@ def test_the_buffer_keeps_what_is_needed_and_no_more(seed: int) -> None:
         if begin < buffer.end:
             expected = np.concatenate([rows(one, 1, kept[one]).rows for one in sorted(kept)])
             np.testing.assert_allclose(read.rows, expected[begin - buffer.first :, 2:])
-
-
-def test_nothing_is_kept_or_asked_for_of_which_no_lane_can_read_the_beginning() -> None:
-    lanes = FeatureLanes({"a": (1,), "b": (1,)}, most_tokens=8)
-    served = admit("one", [5] * 30, GREEDY, TargetLimits(VOCAB, 256, ()))
-
-    def needed() -> FeatureRange | None:
-        return lanes.needed(served, lanes)
-
-    def verdict(first: int, count: int) -> None:
-        served.known[VERIFIER] = 30
-        lanes.keep(served, Features(first, np.zeros((count, 4), np.float32)), lanes)
-
-    assert needed() == FeatureRange((1,), 0)
-    verdict(0, 6)
-    served.known["a"] = 6
-    assert needed() == FeatureRange((1,), 6)
-    verdict(6, 6)
-    assert lanes.lacks(served, "b")  # of the 12 positions the last 8 are kept
-    assert served.features is not None
-    assert (served.features.first, served.features.end) == (5, 12)  # for the other lane
-    assert needed() == FeatureRange((1,), 12)
-    served.known["a"] = 0  # it was restarted
-    assert needed() is None
-    assert served.features.first == served.features.end == 12
-    assert lanes.lacks(served, "a")
-    served.known[VERIFIER] = 0  # it was restarted, too, and computes the prompt again
-    assert needed() == FeatureRange((1,), 0)
-    verdict(0, 6)
-    assert needed() == FeatureRange((1,), 6)
-    assert lanes.readable(served, "a") == lanes.readable(served, "b") == 7

@@ -17,7 +17,7 @@ from deployments.messages import SpeculationFields, StreamRequest
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits, admit
 from engine.sampling.params import SamplingParams, choice_seed
-from engine.scopes import Scope
+from engine.scopes import scope_of
 from policies.ranges import DRAWN_SEED_BITS
 from policies.request import Slo
 
@@ -104,8 +104,10 @@ class StreamRequestBuilder:
                         # Inside, requests of higher priority run first.
                         "priority": -request.priority,
                         "tenant": tenant,
-                        "scope": Scope(scope_tenant, request.cache_salt or ""),
+                        "scope": scope_of(scope_tenant, request.cache_salt),
+                        "remember": request.store is not False,
                         "speculation": speculation,
+                        "may_teach": request.may_teach and self._config.may_teach(tenant),
                         "trace": request.spindle.trace,
                         "pause_s": pause_s,
                         "avoid": [],

@@ -24,10 +24,7 @@ from engine.verifiers.native import NativeVerifier
 from policies.catalogue import make_selection, make_speculation
 from policies.cost import ForwardCost
 from policies.estimates.output_lengths import LearnedLengths
-from policies.microbatch import MicroBatchParams
-from policies.protocols import Schedule
 from policies.request import RequestView
-from policies.scheduling.fcfs import fcfs
 from policies.scheduling.self_ranked import Form, SelfRanked, SelfRankedParams
 from tests.actors.coordinator.fake_hosts import PacedVerifier
 from tests.actors.coordinator.test_loop import GREEDY, Service, read
@@ -97,49 +94,6 @@ def test_the_target_ranks_requests_and_its_answer_affects_only_their_order(form:
     assert len(left) == len(REQUESTS), "internal requests are no users' requests"
 
 
-def test_a_schedule_set_later_has_the_requests_ranked_that_are_already_present() -> None:
-    text = RankerText(model_path(TARGET))
-    observers: list[Callable[[Event], None]] = []
-
-    def policies(schedule: Schedule) -> Policies:
-        return Policies(schedule, make_selection("fixed"), make_speculation("off"))
-
-    def observe(event: Event) -> None:
-        for one in observers:
-            one(event)
-
-    async def serve_and_switch() -> tuple[int, int]:
-        verifier = PacedVerifier(make_verifier)
-        coordinator = Coordinator(
-            verifier,
-            [],
-            policies(fcfs()),
-            Estimates(Costs(ForwardCost(0, 1e-5, 0.01), {}, 64, {}, 64), []),
-            Limits(max_batch=2, kv_tokens=8192),
-            observe=observe,
-        )
-        ranker = Ranker(None, verifier, text)
-        observers.append(ranker.observe)
-        ranking = asyncio.create_task(ranker.run(coordinator))
-        prompt = text.encode_chat([{"role": "user", "content": "Count to 14."}])
-        early, other = (aiter(coordinator.submit(name, prompt, PARAMS)) for name in ("a", "b"))
-        await anext(early)
-        await anext(other)
-        before = ranker.requested
-        ranked = SelfRanked(SelfRankedParams(batch=4, timeout_s=TIMEOUT_S))
-        coordinator.use(policies(ranked), MicroBatchParams())
-        ranker.use(ranked)
-        for commits in (early, other):
-            async for _commit in commits:
-                pass
-        await asyncio.sleep(1)
-        ranking.cancel()
-        await coordinator.close()
-        return before, ranker.requested
-
-    assert run(serve_and_switch()) == (0, 2)
-
-
 def test_requests_are_quoted_without_the_frame_of_the_chat_template(tmp_path: Path) -> None:
     """A system prompt in the template would be most of what a ranking prompt quotes."""
     tokenizer = load_tokenizer(model_path(TARGET))
@@ -198,20 +152,6 @@ async def test_finished_requests_teach_what_later_ones_are_predicted() -> None:
     assert watched.predicted["later"][0] == 6
     await watched.service.end()
     assert not watched.learner._served
-
-
-async def test_a_longer_request_is_predicted_anew() -> None:
-    watched = Watched()
-    for number in range(8):
-        await asyncio.gather(
-            watched.serve(f"short-{number}", 6), watched.serve(f"long-{number}", 60)
-        )
-    watched.predicted.clear()
-    await watched.serve("another", 60)
-    _, *later = watched.predicted["another"]
-    assert later
-    assert later[-1] == 60
-    await watched.service.end()
 
 
 async def test_cancelled_requests_teach_nothing_and_switching_on_predicts_present_ones() -> None:

@@ -17,19 +17,15 @@ from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Limits, Policies
 from actors.coordinator.stream import RequestFailed
 from actors.hosts.fleet import Fleet, start_fleet
-from actors.hosts.isolation import isolated
 from actors.hosts.protocol import HostLost
 from cluster.built_in_models import TARGET, model_path
 from cluster.config import DrafterConfig, TargetConfig
 from engine.drafters.lookup import NgramDrafter, SuffixDrafter
-from engine.drafters.model import ModelDrafter
 from engine.drafters.runner import PackedRunner
 from engine.errors import SpindleError
 from engine.kv.cache import KVCache
 from engine.model import PackedModel
 from engine.protocol import (
-    Draft,
-    DraftOrder,
     Prefix,
     Start,
     VerifyOrder,
@@ -40,9 +36,6 @@ from engine.soft_state import EMPTY_HASH
 from engine.verifiers.native import NativeVerifier
 from policies.catalogue import fair, make_schedule, make_selection, make_speculation
 from policies.tree import DraftTree
-from tests.engine.kv import integrity
-from tests.engine.streams import zoo_model
-from tests.engine.verifiers.orders import order
 
 KV_TOKENS = 4096
 QUESTIONS = (
@@ -281,39 +274,6 @@ def test_a_request_for_which_a_drafter_fails_continues_without_that_lane(
     ]
     if fault is in_every_drafter:
         assert of_poisons == [{}, {}]
-
-
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("method", ["extend", "step"])
-def test_drafts_beside_a_failing_request_are_unchanged(
-    prompts: list[list[int]], monkeypatch: Patch, method: str, late: bool
-) -> None:
-    def names(_self: PackedRunner, trees: Any, numbers: Sequence[Any]) -> list[str]:
-        jobs = [one if isinstance(one, int) else one.job for one in numbers]
-        return [trees.jobs[number].request for number in jobs]
-
-    def drafts() -> dict[tuple[str, int], list[int]]:
-        """The drafts of two rounds that did not fail."""
-        small = zoo_model("small")
-        runner = PackedRunner(PackedModel(small, kv_tokens=KV_TOKENS))
-        drafter = ModelDrafter("small", runner, target_vocab_size=small.config.vocab_size)
-        drafted = {}
-        for length in (7, 12):
-            orders = [
-                DraftOrder(order(name, prompts[seed][:length]).prefix, depth=4)
-                for seed, name in enumerate(["a", POISON, "b", "c"])
-            ]
-            for answer in isolated(drafter, drafter.draft, orders, probe=lambda: None):
-                if isinstance(answer, Draft):
-                    drafted[answer.request, length] = answer.tree.tokens.tolist()
-            integrity.check(runner.model.kv)
-        return drafted
-
-    undisturbed = drafts()
-    raising(monkeypatch, PackedRunner, method, names, late)
-    expected = {one: tokens for one, tokens in undisturbed.items() if one[0] != POISON}
-    assert len(expected) == len(undisturbed) - 2
-    assert drafts() == expected
 
 
 def test_a_drafter_in_the_replicas_process_that_always_fails_is_given_up(

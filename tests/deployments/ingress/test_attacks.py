@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from itertools import product
 from typing import Any
 
 import httpx
@@ -34,26 +35,25 @@ async def raw(app: App, sent: bytes) -> bytes:
     return answer
 
 
-@pytest.mark.parametrize(
-    ("line", "host", "status"),
-    [
-        (b"GET /metrics HTTP/1.1", b"x/health?", 401),
-        (b"GET /v1/models HTTP/1.1", b"x/health?", 401),
-        (b"GET /v1/models HTTP/1.1", b"x/health#", 401),
-        (b"GET /v1/models HTTP/1.1", b"[", 401),
-        (b"GET /health HTTP/1.1", b"[", 200),
-        (b"GET //health HTTP/1.1", b"x", 401),
-        (b"GET /health/../v1/models HTTP/1.1", b"x", 401),
-        (b"GET /version?\xff HTTP/1.1", b"x", 400),
-        (b"GET /health/?\xff HTTP/1.1", b"x", 400),
-    ],
-)
+HEADS = [
+    (b"GET /metrics HTTP/1.1", b"x/health?", 401),
+    (b"GET /v1/models HTTP/1.1", b"x/health?", 401),
+    (b"GET /v1/models HTTP/1.1", b"x/health#", 401),
+    (b"GET /v1/models HTTP/1.1", b"[", 401),
+    (b"GET /health HTTP/1.1", b"[", 200),
+    (b"GET //health HTTP/1.1", b"x", 401),
+    (b"GET /health/../v1/models HTTP/1.1", b"x", 401),
+    (b"GET /version?\xff HTTP/1.1", b"x", 400),
+    (b"GET /health/?\xff HTTP/1.1", b"x", 400),
+]
+"""First line, host and status."""
+
+
 @within(http_app, api_keys={"tenant": "key"})
-async def test_no_head_passes_the_gate_or_fails_it(
-    app: App, line: bytes, host: bytes, status: int
-) -> None:
-    answer = await raw(app, line + b"\r\nHost: " + host + b"\r\nConnection: close\r\n\r\n")
-    assert answer.split()[1] == b"%d" % status, answer
+async def test_no_head_passes_the_gate_or_fails_it(app: App) -> None:
+    for line, host, status in HEADS:
+        answer = await raw(app, line + b"\r\nHost: " + host + b"\r\nConnection: close\r\n\r\n")
+        assert answer.split()[1] == b"%d" % status, (line, host, answer)
 
 
 def nested(levels: int, kind: type[list[Any]] | type[dict[str, Any]] = list) -> Any:
@@ -63,43 +63,41 @@ def nested(levels: int, kind: type[list[Any]] | type[dict[str, Any]] = list) -> 
     return value
 
 
-@pytest.mark.parametrize("levels", [MAX_NESTING + 2, 300, 900])
-@pytest.mark.parametrize(
-    ("path", "body", "place"),
-    [
-        (RESPONSES, RESPONSE, "metadata"),
-        (RESPONSES, {**RESPONSE, "text": {"format": {"type": "text"}}}, "text.format.unknown"),
-        (RESPONSES, {**RESPONSE, "tools": [FUNCTION]}, "tools.0.parameters"),
-        (CHATS, CHAT, "unknown"),
-        (CHATS, CHAT, "chat_template_kwargs"),
-        (CHATS, CHAT, "messages.0.unknown"),
-        (CHATS, {**CHAT, "tools": [TOOL], "tool_choice": "none"}, "tools.0.function.parameters"),
-        (
-            CHATS,
-            {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
-            "response_format.json_schema.schema",
-        ),
-        (COMPLETIONS, {**PROMPT, "structured_outputs": {}}, "structured_outputs.json"),
-        (CHATS, {**CHAT, "tools": [TOOL], "tool_choice": "none"}, "tools.0.x"),
-    ],
-)
+PLACES: list[tuple[str, dict[str, Any], str]] = [
+    (RESPONSES, RESPONSE, "metadata"),
+    (RESPONSES, {**RESPONSE, "text": {"format": {"type": "text"}}}, "text.format.unknown"),
+    (RESPONSES, {**RESPONSE, "tools": [FUNCTION]}, "tools.0.parameters"),
+    (CHATS, CHAT, "unknown"),
+    (CHATS, CHAT, "chat_template_kwargs"),
+    (CHATS, CHAT, "messages.0.unknown"),
+    (CHATS, {**CHAT, "tools": [TOOL], "tool_choice": "none"}, "tools.0.function.parameters"),
+    (
+        CHATS,
+        {**CHAT, "response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+        "response_format.json_schema.schema",
+    ),
+    (COMPLETIONS, {**PROMPT, "structured_outputs": {}}, "structured_outputs.json"),
+    (CHATS, {**CHAT, "tools": [TOOL], "tool_choice": "none"}, "tools.0.x"),
+]
+"""Where a client may write any JSON: path, body and field."""
+
+
 @within(http_app)
-async def test_deep_json_is_refused_by_name_wherever_a_client_may_write_any(
-    app: App, path: str, body: dict[str, Any], place: str, levels: int
-) -> None:
+async def test_deep_json_is_refused_by_name_wherever_a_client_may_write_any(app: App) -> None:
     """Some of it fitted through the JSON parser, but not through what came later."""
-    sent = json.loads(json.dumps(body))
-    *outer, last = place.split(".")
-    inner = sent
-    for part in outer:
-        inner = inner[int(part)] if part.isdigit() else inner[part]
-    inner[last] = nested(levels, dict)
-    answer = await app.client.post(path, content=json.dumps(sent), headers=JSON)
-    assert answer.status_code == 400, answer.text
-    message = answer.json()["error"]["message"]
-    assert "nested" in message or "cannot be read" in message
-    if levels < 480:
-        assert message.startswith(place.partition(".")[0])
+    for levels, (path, body, place) in product((MAX_NESTING + 2, 300, 900), PLACES):
+        sent = json.loads(json.dumps(body))
+        *outer, last = place.split(".")
+        inner = sent
+        for part in outer:
+            inner = inner[int(part)] if part.isdigit() else inner[part]
+        inner[last] = nested(levels, dict)
+        answer = await app.client.post(path, content=json.dumps(sent), headers=JSON)
+        assert answer.status_code == 400, (levels, place, answer.text)
+        message = answer.json()["error"]["message"]
+        assert "nested" in message or "cannot be read" in message
+        if levels < 480:
+            assert message.startswith(place.partition(".")[0])
 
 
 @pytest.mark.parametrize("levels", [MAX_NESTING + 1, 400, 900, 960, 980, 100_000])
@@ -172,22 +170,23 @@ async def test_a_body_that_is_not_called_json_is_told_how_to_be(app: App, kind: 
     assert message == ("body: send it as JSON, with the header `content-type: application/json`")
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (b"\xff", "cannot be read as JSON; send"),
-        (b"[" * 8000, "cannot be read as JSON; send"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "has a number of more than 1000 digits; shorten it"),
-        (
-            b'{"a":[' + b"0," * (2**18 + 1) + b"0]}",
-            "has more than 262144 values; send less at once",
-        ),
-        (b'{"a":[' + b"[]," * 2**16 + b"0]}", "has more than 65536 lists, objects and members"),
-        (b"[" + b'"",' * 2**18 + b'"",0]', "has more than 262144 texts; send less at once"),
-    ],
-)
+UNPARSED = [
+    (b"\xff", "cannot be read as JSON; send"),
+    (b"[" * 8000, "cannot be read as JSON; send"),
+    (b'{"a": ' + b"9" * 5000 + b"}", "has a number of more than 1000 digits; shorten it"),
+    (
+        b'{"a":[' + b"0," * (2**18 + 1) + b"0]}",
+        "has more than 262144 values; send less at once",
+    ),
+    (b'{"a":[' + b"[]," * 2**16 + b"0]}", "has more than 65536 lists, objects and members"),
+    (b"[" + b'"",' * 2**18 + b'"",0]', "has more than 262144 texts; send less at once"),
+]
+"""Bodies, and what is said of them."""
+
+
 @within(http_app)
-async def test_a_body_that_is_not_parsed_is_told_why(app: App, body: bytes, message: str) -> None:
-    answer = await app.client.post(COMPLETIONS, content=body, headers=JSON)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"].startswith(f"body: {message}")
+async def test_a_body_that_is_not_parsed_is_told_why(app: App) -> None:
+    for body, message in UNPARSED:
+        answer = await app.client.post(COMPLETIONS, content=body, headers=JSON)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].startswith(f"body: {message}")

@@ -78,32 +78,31 @@ async def text_of(stream: Any) -> str:
     return "".join(chunk["choices"][0]["text"] for chunk in chunks)
 
 
-@pytest.mark.parametrize(
-    ("fields", "key", "code", "named"),
-    [
-        ({**FIELDS, "top_p": 2}, KEY, grpc.StatusCode.INVALID_ARGUMENT, "top_p"),
-        ({**FIELDS, "priority": 1}, KEY, grpc.StatusCode.PERMISSION_DENIED, "priority"),
-        ({**FIELDS, "model": "gpt"}, KEY, grpc.StatusCode.NOT_FOUND, "gpt"),
-        ("{", KEY, grpc.StatusCode.INVALID_ARGUMENT, "JSON"),
-        ("[]", KEY, grpc.StatusCode.INVALID_ARGUMENT, "JSON"),
-        ("x" * 2 * BODY_BYTES, KEY, grpc.StatusCode.INVALID_ARGUMENT, str(BODY_BYTES)),
-        ("x" * 5 * BODY_BYTES, KEY, grpc.StatusCode.RESOURCE_EXHAUSTED, "larger"),
-        (FIELDS, "no key", grpc.StatusCode.UNAUTHENTICATED, "API key"),
-    ],
-)
+WRONG: list[tuple[Any, str, grpc.StatusCode, str]] = [
+    ({**FIELDS, "top_p": 2}, KEY, grpc.StatusCode.INVALID_ARGUMENT, "top_p"),
+    ({**FIELDS, "priority": 1}, KEY, grpc.StatusCode.PERMISSION_DENIED, "priority"),
+    ({**FIELDS, "model": "gpt"}, KEY, grpc.StatusCode.NOT_FOUND, "gpt"),
+    ("{", KEY, grpc.StatusCode.INVALID_ARGUMENT, "JSON"),
+    ("[]", KEY, grpc.StatusCode.INVALID_ARGUMENT, "JSON"),
+    ("x" * 2 * BODY_BYTES, KEY, grpc.StatusCode.INVALID_ARGUMENT, str(BODY_BYTES)),
+    ("x" * 5 * BODY_BYTES, KEY, grpc.StatusCode.RESOURCE_EXHAUSTED, "larger"),
+    (FIELDS, "no key", grpc.StatusCode.UNAUTHENTICATED, "API key"),
+]
+"""Fields, key, status, and what the message names."""
+
+
 @within(grpc_app)
-async def test_errors_are_grpc_statuses_that_name_the_field(
-    app: GrpcApp, fields: Any, key: str, code: grpc.StatusCode, named: str
-) -> None:
+async def test_errors_are_grpc_statuses_that_name_the_field(app: GrpcApp) -> None:
     channel, _ = app
-    for answer in (
-        call(channel, "Generate", fields, key),
-        text_of(call(channel, "Stream", fields, key)),
-    ):
-        with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await answer
-        assert raised.value.code() is code
-        assert named.lower() in raised.value.details().lower()
+    for fields, key, code, named in WRONG:
+        for answer in (
+            call(channel, "Generate", fields, key),
+            text_of(call(channel, "Stream", fields, key)),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                await answer
+            assert raised.value.code() is code
+            assert named.lower() in raised.value.details().lower()
     assert await text_of(call(channel, "Stream", FIELDS))
 
 

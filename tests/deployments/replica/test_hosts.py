@@ -27,7 +27,7 @@ def test_the_suffix_drafter_keeps_as_many_tokens_as_configured() -> None:
     drafter = make_lookup(config.drafters[0])
     assert isinstance(drafter, SuffixDrafter)
     for first in (100, 200, 300):
-        drafter._past.add(SHARED, range(first, first + 5))
+        drafter.past.add(SHARED, range(first, first + 5))
     known = [
         first
         for first in (100, 200, 300)

@@ -64,16 +64,6 @@ def test_a_completion_is_the_oracles(client: OpenAI, temperature: float, seed: i
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + len(ids)
 
 
-def test_a_chat_goes_through_the_template(client: OpenAI) -> None:
-    """The prompt of the other tests is this one's rendering."""
-    answer = client.chat.completions.create(
-        model="target", messages=MESSAGES, max_completion_tokens=24, temperature=1, seed=5
-    )
-    assert answer.object == "chat.completion"
-    assert answer.choices[0].message.role == "assistant"
-    assert answer.choices[0].message.content == expected_text(1.0, 5, 24)
-
-
 def test_outputs_keep_to_their_form_with_and_without_speculation(client: OpenAI) -> None:
     """Sampled, streamed or not, by either of the two fields; `stop` says that the form is whole."""
     forms: list[tuple[dict[str, Any], re.Pattern[str] | None]] = [

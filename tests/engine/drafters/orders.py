@@ -24,11 +24,13 @@ class Stream:
         params: SamplingParams | None = None,
         seed: int = 0,
         scope: Scope = SHARED,
+        remember: bool = True,
     ) -> None:
         self.name = name
         self.params = params or SamplingParams()
         self.seed = seed
         self.scope = scope
+        self.remember = remember
         self.prompt_len = len(prompt)
         self.committed = CommittedTokens()
         self.committed.extend(prompt)
@@ -38,7 +40,7 @@ class Stream:
     def prefix(self) -> Prefix:
         start = None
         if self.seen == 0:
-            start = Start(self.params, self.seed, self.prompt_len, self.scope)
+            start = Start(self.params, self.seed, self.prompt_len, self.scope, self.remember)
         self.round += 1
         return Prefix(
             request=self.name,

@@ -77,7 +77,7 @@ def test_a_lookup_loses_confidence_in_evidence_that_is_always_wrong(
 def test_a_lookup_learns_which_of_two_contradicting_texts_is_right() -> None:
     """Past outputs continue with 8, the own text with 7, and 8 is always committed."""
     drafter = SuffixDrafter()
-    drafter._past.add(SHARED, [1, 2, 8])
+    drafter.past.add(SHARED, [1, 2, 8])
     for number in range(20):
         stream = Stream(str(number), [1, 2, 7, 1, 2])
         tree = stream.draft(drafter, depth=1)

@@ -116,7 +116,7 @@ OUTPUT = [11, 12, 13, 14, 15, 16]
 
 def learn(drafter: SuffixDrafter, output: Sequence[int]) -> None:
     """As if a request with this output had ended."""
-    drafter._past.add(SHARED, output)
+    drafter.past.add(SHARED, output)
 
 
 def finish(drafter: SuffixDrafter, name: str, prompt: list[int], output: list[int]) -> None:

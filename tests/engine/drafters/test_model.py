@@ -11,7 +11,7 @@ from engine.drafters.model import ModelDrafter
 from engine.drafters.runner import Chunk, DraftRunner, PackedRunner
 from engine.errors import IncompatibleDrafter
 from engine.model import PackedModel
-from engine.protocol import Draft, DraftOrder, DraftStep, Missing, NoRoom, to_ordered_depth
+from engine.protocol import Draft, DraftOrder, DraftStep, Missing, to_ordered_depth
 from engine.sampling.params import SamplingParams
 from policies.flat_trees import flatten, prune_each, split
 from policies.tree import DraftTree
@@ -258,21 +258,6 @@ def test_a_request_beyond_the_context_gets_an_empty_tree(runner: RecordingRunner
     streams[1].committed.truncate(CONTEXT - 1)
     streams[1].seen = CONTEXT - 1
     assert len(streams[1].draft(drafter, depth=6)) == 2
-
-
-def test_a_request_that_does_not_fit_beside_its_batch_gets_no_room() -> None:
-    drafter = drafter_on(RecordingRunner(kv_tokens=128))
-    first, second = Stream("a", [5] * 60, GREEDY), Stream("b", [6] * 100, GREEDY)
-    answers = drafter.draft([first.order(depth=2), second.order(depth=2)])
-    assert isinstance(answers[0], Draft)
-    assert len(answers[0].tree) == 2
-    assert answers[1] == NoRoom("b", 0, 1)
-    # Its tokens were kept: once the other request leaves, the next order needs no delta.
-    drafter.forget(["a"])
-    assert_equal(
-        second.draft(drafter, depth=2),
-        Stream("b", [6] * 100, GREEDY).draft(drafter_on(RecordingRunner()), depth=2),
-    )
 
 
 @pytest.mark.parametrize(("kv_tokens", "levels"), [(128, (3, 3)), (144, (6, 3)), (256, (6, 6))])

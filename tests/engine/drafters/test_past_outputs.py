@@ -32,6 +32,16 @@ def test_a_request_drafts_from_past_outputs_of_its_own_scope_alone() -> None:
         assert tree.tokens.tolist() == [50 + number]
 
 
+def test_an_answer_that_may_not_be_kept_is_not_drafted_from() -> None:
+    drafter = SuffixDrafter()
+    for remember, drafts in ((False, []), (True, []), (True, [5])):
+        stream = Stream(f"{remember} {drafts}", [3, 4], remember=remember)
+        assert stream.draft(drafter, depth=1).tokens.tolist() == drafts
+        stream.committed.extend([3, 4, 5])
+        stream.draft(drafter, depth=0)
+        drafter.forget([stream.name])
+
+
 def test_a_tenant_learns_confidences_from_its_own_drafts_alone() -> None:
     drafter = SuffixDrafter()
 

@@ -84,31 +84,12 @@ def test_estimate_is_equation_6_for_a_fixed_chain() -> None:
     assert schedule.estimated_s("a") == pytest.approx(rounds * (n * t_ssm + t_llm))
 
 
-def test_with_varying_drafts_eq_6_uses_means() -> None:
-    """Our generalisation of eq. 6: rounds = L / mean committed tokens."""
-    schedule = schedule_of(LapsSdParams(stable_rounds=2), [view("a", predicted_len=60.0)])
-    schedule.observe([outcome("a", drafted=2, depth=2, accepted=1)], 0.0)
-    schedule.observe([outcome("a", drafted=6, depth=6, accepted=3)], 0.0)
-    committed_per_round = (2 + 4) / 2
-    mean_round_s = 0.06 + (0.02 + 0.06) / 2
-    assert schedule.estimated_s("a") == pytest.approx(60 / committed_per_round * mean_round_s)
-
-
 def test_the_round_that_reads_the_prompt_is_no_part_of_the_pace() -> None:
     schedule = schedule_of(STABLE, [view("a")])
     schedule.observe([outcome("a", drafted=0, accepted=0)._replace(verify_s=9.0)], 0.0)
     for _ in range(2):
         schedule.observe([outcome("a")], 0.0)
     assert schedule.estimated_s("a") == pytest.approx(100 * (0.04 + 0.06) / (0.5 * 4 + 1))
-
-
-def test_a_tree_costs_its_depth_and_not_its_nodes() -> None:
-    chain, tree = view("chain"), view("tree")
-    schedule = schedule_of(STABLE, [chain, tree])
-    for _ in range(2):
-        schedule.observe([outcome("chain", drafted=4, depth=4, accepted=2)], 0.0)
-        schedule.observe([outcome("tree", drafted=8, depth=4, accepted=2)], 0.0)
-    assert schedule.estimated_s("tree") == pytest.approx(schedule.estimated_s("chain"))
 
 
 def test_rounds_without_drafts_do_not_count_for_stability() -> None:

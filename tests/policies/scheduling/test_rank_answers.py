@@ -80,10 +80,6 @@ def test_any_text_is_parsed_without_error(answer: str, size: int) -> None:
     assert all(value is None or value <= size for value in read_ranks(answer, size))
 
 
-def test_thousands_of_digits_are_parsed_without_error() -> None:
-    assert read_lengths("[0]" + "9" * 100_000, 1) == [None]
-
-
 # PrefillOnly
 
 

@@ -62,14 +62,6 @@ def test_a_batch_is_due_when_a_timer_set_on_arrival_fires(now: float, timeout_s:
     assert schedule.due(now + timeout_s) is not None
 
 
-def test_a_burst_fills_several_batches_with_distinct_names() -> None:
-    schedule = arrived(SelfRankedParams(batch=2), 5)
-    first, second = due(schedule, 0.0), due(schedule, 0.0)
-    assert (first.requests, second.requests) == (("00", "01"), ("02", "03"))
-    assert first.name != second.name
-    assert schedule.due(0.0) is None
-
-
 def test_a_request_that_ends_before_it_is_ranked_is_left_out() -> None:
     schedule = arrived(SelfRankedParams(batch=3, timeout_s=1.0), 2)
     schedule.forget("00")

@@ -56,22 +56,6 @@ def test_of_requests_over_a_lanes_capacity_random_ones_sit_out_the_chunk() -> No
     assert all(15 <= assigned_chunks[view.name] <= 52 for view in here)  # 33 each, ±4 deviations
 
 
-def test_chunks_count_the_requests_own_slots() -> None:
-    """s is verified half as often as r; the chunks of both have two slots of their own."""
-    policy = Lbss(LbssParams(alpha=60, beta=2))
-    here = requests("r", "s")
-    lanes: dict[str, list[str | None]] = {"r": [], "s": []}
-    for turn in range(60):
-        ending = ["r", "s"] if turn % 2 else ["r"]
-        chosen = slot(policy, here, ABC, SAME, of=ending)
-        for name in ending:
-            lanes[name].append(chosen[name])
-    for own in lanes.values():
-        moves = [index for index in range(1, len(own)) if own[index] != own[index - 1]]
-        assert len(moves) >= 5
-        assert all(index % 2 == 0 for index in moves)
-
-
 def explored(
     goodput: dict[tuple[str, str], float], params: LbssParams, lanes: list[LaneView]
 ) -> Lbss:
@@ -89,15 +73,6 @@ def test_exploitation_is_the_matching_of_greatest_total_goodput_under_capacities
     goodput = {("r", "a"): 9.0, ("r", "b"): 2.0, ("s", "a"): 10.0, ("s", "b"): 8.0}
     policy = explored(goodput, LbssParams(alpha=40, beta=2), lanes)
     assert policy.assign(requests("r", "s"), lanes, CONTEXT, 0.0) == {"r": "a", "s": "b"}
-
-
-def test_goodput_in_exploitation_is_not_learned() -> None:
-    """a is best whenever it is explored, and brings nothing whenever it is exploited."""
-    params = LbssParams(alpha=30, beta=1, switch_weight=0.0)
-    policy = Lbss(params)
-    for k in (1, 2, 3, 4):
-        play(policy, params.alpha, {"a": 8.0, "b": 7.5, "c": 1.0})
-        assert set(play(policy, 2**k, {"a": 0.0, "b": 7.5, "c": 1.0})) == {"a"}
 
 
 def test_estimates_average_the_exploration_of_all_epochs() -> None:

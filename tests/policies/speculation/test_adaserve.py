@@ -129,12 +129,6 @@ def test_n_max_bounds_the_slo_step_only() -> None:
     assert [mask.all() for mask in masks] == [True, True]
 
 
-def test_requests_are_served_by_descending_need() -> None:
-    drafted = [DraftTree.chain([1, 2], [0.9, 0.9]), DraftTree.chain([1, 2], [0.5, 0.5])]
-    masks = run(drafted, [1.5, 1.6], 2 + 2, AdaServeParams())
-    assert [mask.tolist() for mask in masks] == [[False, False], [True, True]]
-
-
 def test_without_the_throughput_step_budget_is_left() -> None:
     """Fig. 16's second bar: 'SLO-customized selection does not fully utilize the budget'."""
     drafted = [DraftTree.chain([1, 2, 3], [0.9] * 3)] * 2

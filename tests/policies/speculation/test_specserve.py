@@ -88,13 +88,6 @@ def test_drafts_to_the_unique_peak_of_the_throughput(
     assert plan_length(requests, confidence, verify) == best
 
 
-def test_lengths_fall_as_batches_grow() -> None:
-    """Section 7.4: the speculative length is inverse to the batch size."""
-    lengths = [plan_length(requests, 0.8) for requests in (1, 4, 16, 64)]
-    assert lengths == sorted(lengths, reverse=True)
-    assert lengths[0] > lengths[-1]
-
-
 def test_deviation_starts_from_length_0_so_plain_decoding_can_win() -> None:
     """The printed best_thpt = -1 always takes the first step."""
     assert plan_length(64, 0.3, verify=STEEP) == 0
@@ -119,16 +112,6 @@ def test_deviation_predicts_this_step_s_acceptance_times_the_mean() -> None:
     assert rule(1, ["a"], [np.array([0.01], np.float32)]) == [False]
     rule(0, ["a"], [np.array([], np.float32)])
     assert rule(1, ["a"], [np.array([0.9], np.float32)]) == [True]
-
-
-def test_one_decision_for_the_batch() -> None:
-    policy = SpecServe()
-    names = ["a", "b"]
-    rule = plan_alone(policy, [view(name) for name in names], "lane", round_context(), 0.0).rule
-    assert rule is not None
-    assert rule(0, names, [np.array([], np.float32)] * 2) == [True, True]
-    sure, lost = np.array([0.99], np.float32), np.array([0.01], np.float32)
-    assert rule(1, names, [sure, lost]) == [True, True]
 
 
 def test_deviation_the_bonus_is_one_of_the_accepted_tokens() -> None:

@@ -19,6 +19,7 @@ from deployments.messages import StreamRequest
 from engine.errors import InvalidRequest
 from engine.request import TargetLimits
 from engine.sampling.params import SamplingParams, choice_seed
+from engine.scopes import scope_of
 from tests.deployments.local import make_config
 
 Kind = type[CompletionRequest] | type[ChatRequest]
@@ -166,10 +167,22 @@ def test_slo_by_value_or_class(asked: Any, ttft_s: float | None, tpot_s: float |
 
 
 def test_priority_tenant_and_scope_are_sent() -> None:
-    """A lower value is earlier, as in vLLM; inside, the higher value is."""
-    (sent,) = completion(priority=-3, cache_salt="salt")
+    """A lower value is earlier, as in vLLM; inside, the higher value is. A salt may be a secret."""
+    (sent,) = completion(priority=-3, cache_salt="a secret")
     assert (sent["priority"], sent["tenant"], sent["ingress"]) == (3, "tenant", "ingress")
-    assert sent["scope"] == ("tenant" if CONFIG.isolates_tenants else "", "salt")
+    assert sent["scope"] == scope_of("tenant" if CONFIG.isolates_tenants else "", "a secret")
+    assert sent["scope"] != scope_of(sent["scope"].tenant, "other")
+    assert "secret" not in repr(sent)
+
+
+@pytest.mark.parametrize(
+    ("store", "remember"), [({}, True), ({"store": True}, True), ({"store": False}, False)]
+)
+def test_an_answer_is_kept_for_later_requests_unless_its_client_says_no(
+    store: dict[str, bool], remember: bool
+) -> None:
+    (sent,) = completion(**store)
+    assert sent["remember"] is remember
 
 
 @pytest.mark.parametrize(("sharing", "scope"), [("tenant", "tenant"), ("all", "")])
