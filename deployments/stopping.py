@@ -52,6 +52,7 @@ def in_serve_run(runtime_env: dict[str, Any] | None) -> dict[str, Any] | None:
         signal.signal(signal.SIGINT, stop)
         # Ray sets its own for SIGTERM, which print a stack; and only the main thread may set one.
         signal.signal(signal.SIGUSR1, lambda *_: signal.signal(signal.SIGTERM, stop))
+        signal.signal(signal.SIGUSR2, lambda *_: os._exit(1))  # by deployments/watchdog.py
         threading.Thread(target=_after_init, daemon=True).start()
     return runtime_env
 

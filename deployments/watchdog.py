@@ -44,12 +44,15 @@ def main(raylet: int, ingress: int, orderly_s: float) -> None:
     if starter and not _parent(ended):  # else nobody has waited for its end
         return
     if not starter:
-        _kill(_workers(raylet))
+        _kill(_workers(raylet) - {os.getpid()})
         return
     line = f"Ray's {names[ended]} (process {ended}) is gone: `serve run` ends, start it anew"
     with open(f"/proc/{starter}/fd/2", "a") as terminal:
-        _kill({starter, *_below(starter), *_workers(raylet)})
-        terminal.write(f"Spindle: {line}\n")  # afterwards, as it would write over it in a file
+        _kill({*_below(starter), *_workers(raylet)} - {os.getpid()})
+        os.kill(starter, signal.SIGSTOP)  # so that it writes nothing over the line, in a file
+        terminal.write(f"Spindle: {line}\n")
+    os.kill(starter, signal.SIGUSR2)  # for the first process of a container, which takes no SIGKILL
+    os.kill(starter, signal.SIGKILL)
 
 
 def _first(watched: dict[int, int], seconds: float | None, *but: int) -> int:
@@ -84,7 +87,7 @@ def _read(pid: int, name: str) -> list[bytes]:
 def _workers(raylet: int) -> set[int]:
     """Of Ray, whose parent may be gone."""
     mark = f"RAY_RAYLET_PID={raylet}".encode()
-    return {pid for pid in _all() if mark in _read(pid, "environ")} - {os.getpid()}
+    return {pid for pid in _all() if mark in _read(pid, "environ")}
 
 
 def _below(pid: int) -> Iterator[int]:
