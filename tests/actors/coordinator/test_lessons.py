@@ -10,6 +10,7 @@ from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.lessons import Lessons
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
+from actors.learning.replica_side import Answer, ExchangeLessons, Learning, Report
 from cluster.plan.simulator.clock import run
 from engine.learning.lessons import Lesson, LessonMemory
 from engine.model import PackedModel
@@ -30,10 +31,16 @@ MAY_TEACH = {"0": "named", "3": "other"}
 """By request, its tenant."""
 
 
-def serve(lessons: Lessons, limits: Limits) -> list[list[int]]:
-    """All prompts, by a lane without features and one that learns."""
+LIMITS = Limits(max_batch=4, kv_tokens=1024)
 
-    async def serve_all() -> list[list[int]]:
+
+def serve(
+    lessons: Lessons, limits: Limits = LIMITS, exchange: ExchangeLessons | None = None
+) -> tuple[list[list[int]], float]:
+    """All prompts, by a lane without features and one that learns, and the virtual time that it
+    took. `exchange`: reaches the trainer."""
+
+    async def serve_all() -> tuple[list[list[int]], float]:
         drafters: dict[str, Callable[[], Drafter]] = {
             "near": lambda: make_drafter("near", 0.02),
             "head": lambda: FeatureReader(make_drafter("head", 0.02), LAYERS),
@@ -57,6 +64,9 @@ def serve(lessons: Lessons, limits: Limits) -> list[list[int]]:
             limits,
             lessons=lessons,
         )
+        if exchange is not None:
+            side = Learning("replica", exchange, lessons, {}, lambda *_: None)
+            learning = asyncio.create_task(side.run())
         streams = [
             coordinator.submit(
                 str(number),
@@ -68,9 +78,13 @@ def serve(lessons: Lessons, limits: Limits) -> list[list[int]]:
             for number, prompt in enumerate(PROMPTS)
         ]
         read_all = list(await asyncio.gather(*map(read, streams)))
-        await asyncio.sleep(1)
+        took_s = asyncio.get_running_loop().time()
+        await asyncio.sleep(60)  # several reports
+        if exchange is not None:
+            assert not learning.done()
+            learning.cancel()
         await coordinator.close()
-        return read_all
+        return read_all, took_s
 
     return run(serve_all())
 
@@ -78,7 +92,7 @@ def serve(lessons: Lessons, limits: Limits) -> list[list[int]]:
 def test_requests_that_may_teach_do_so_with_all_their_features() -> None:
     lessons = Lessons(["head"], 4096, LAYERS)
     lessons.wanted = 10_000
-    assert serve(lessons, Limits(max_batch=4, kv_tokens=1024)) == plainly(PROMPTS, PARAMS)
+    assert serve(lessons)[0] == plainly(PROMPTS, PARAMS)
     taught, served = lessons.take()
     assert {lesson.tenant for lesson in taught} == {*MAY_TEACH.values()}
     model = llama()
@@ -97,7 +111,7 @@ def test_requests_that_may_teach_do_so_with_all_their_features() -> None:
 @pytest.mark.parametrize(
     ("wanted", "limits"),
     [
-        pytest.param(0, Limits(max_batch=4, kv_tokens=1024), id="no room at the trainer"),
+        pytest.param(0, LIMITS, id="no room at the trainer"),
         pytest.param(
             10_000, Limits(max_batch=4, kv_tokens=1024, feature_tokens=16), id="features dropped"
         ),
@@ -106,9 +120,33 @@ def test_requests_that_may_teach_do_so_with_all_their_features() -> None:
 def test_what_is_not_taught_is_counted(wanted: int, limits: Limits) -> None:
     lessons = Lessons(["head"], limits.feature_tokens, LAYERS)
     lessons.wanted = wanted
-    assert serve(lessons, limits) == plainly(PROMPTS, PARAMS)
+    assert serve(lessons, limits)[0] == plainly(PROMPTS, PARAMS)
     assert not lessons.take()[0]
     assert lessons.passed_over == len(MAY_TEACH)
+
+
+async def stopped(_report: Report) -> Answer:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def killed(_report: Report) -> Answer:
+    raise ConnectionError("the actor died")
+
+
+async def mad(_report: Report) -> Answer:
+    return {"wanted": 9, "lanes": {"none": 3}, "versions": {3: b"not a version"}}  # type: ignore[typeddict-item]
+
+
+@pytest.mark.parametrize("exchange", [stopped, killed, mad])
+def test_streams_take_as_long_as_without_a_trainer_that_does_not_answer(
+    exchange: ExchangeLessons,
+) -> None:
+    lessons = Lessons(["head"], 4096, LAYERS)
+    streams, took_s = serve(lessons, exchange=exchange)
+    assert (streams, took_s) == serve(Lessons((), 0))
+    assert streams == plainly(PROMPTS, PARAMS)
+    assert lessons.versions == {"head": 0}
 
 
 def lesson(tenant: str, tokens: int, mark: int = 0) -> Lesson:

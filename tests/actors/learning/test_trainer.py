@@ -129,7 +129,7 @@ def until(
 ) -> list[list[int]]:
     """Reports until it holds. Returns what the lanes served on the way."""
     seen: list[list[int]] = []
-    for _ in range(400):
+    for _ in range(2000):  # minutes, beside other work
         replica.report(right_of_canary)
         if not seen or seen[-1] != replica.versions:
             seen.append(replica.versions)
