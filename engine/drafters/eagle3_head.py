@@ -7,7 +7,7 @@ tokens the head's own output takes the place of the features.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -93,6 +93,7 @@ class Eagle3Head(nn.Module):
 
     def __init__(self, shape: Eagle3Shape, config: LlamaConfig) -> None:
         super().__init__()
+        self.shape = shape
         self.config = config
         self.aux_layers = shape.aux_layers
         self.vocab_size: int = config.vocab_size
@@ -107,9 +108,18 @@ class Eagle3Head(nn.Module):
         self.rotary = LlamaRotaryEmbedding(config)
 
     @classmethod
-    def load(cls, path: Path, device: str, dtype: torch.dtype, target: Path | None = None) -> Self:
+    def load(
+        cls,
+        path: Path,
+        device: str,
+        dtype: torch.dtype,
+        target: Path | None = None,
+        *,
+        trainable: bool = False,
+    ) -> Self:
         """`target`: the target's checkpoint, which has the embeddings if the head's has none, and
-        then the output matrix, too. Raises ValueError naming a tensor that does not fit."""
+        then the output matrix, too. `trainable`: the weights are not packed. Raises ValueError
+        naming a tensor that does not fit."""
         shape = eagle3_shape(path, None if target is None else _layers(target))
         layer: dict[str, Any] = json.loads((path / "config.json").read_text())
         with reading(path / "config.json"):
@@ -129,6 +139,35 @@ class Eagle3Head(nn.Module):
         head.vocabulary = ReducedVocabulary(target_ids.to(device), head.vocab_size)
         head.rotary = LlamaRotaryEmbedding(head.config).to(device)  # in fp32
         head.eval().requires_grad_(False)
+        if not trainable:
+            prepack(head)
+        return head
+
+    def learned(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The matrices that change when a trainable head learns from traffic."""
+        for name, weight in self.named_parameters():
+            if weight.ndim == 2 and name not in (EMBEDDINGS, OUTPUT):
+                yield name, weight
+
+    def renewed(self, weights: Mapping[str, Tensor]) -> Self:
+        """A head with these weights in place of its own, of the names that `learned` yields. It
+        shares the others. Raises ValueError naming one that does not fit."""
+        device = self.vocabulary.target_ids.device
+        with torch.device("meta"):
+            head = type(self)(self.shape, self.config)
+        for name in ("embed_tokens", "lm_head", "rotary", "vocabulary"):
+            setattr(head, name, getattr(self, name))
+        expected = {name: weight.shape for name, weight in head.learned()}
+        wrong = [
+            name
+            for name in expected.keys() | weights.keys()
+            if name not in weights or weights[name].shape != expected.get(name)
+        ]
+        if wrong:
+            raise ValueError(f"{', '.join(sorted(wrong))}: of another head, or missing")
+        kept = {name: weight for name, weight in self.state_dict().items() if weight.ndim == 1}
+        head.load_state_dict(kept | dict(weights), strict=False, assign=True)
+        head.to(device=device, dtype=self.dtype).eval().requires_grad_(False)
         prepack(head)
         return head
 
