@@ -98,7 +98,8 @@ def _fitted(given: Bounds) -> Bounds:
     others = len(os.listdir("/proc/self/fd")) + _OTHER_FILES
     room = max(4, most_files - others)
     waiting = min(_MOST_WAITING, room // 8)
-    Config.__init__ = partialmethod(Config.__init__, backlog=waiting)  # type: ignore[method-assign]
+    bounded = partialmethod(Config.__init__, backlog=waiting)
+    Config.__init__ = bounded  # type: ignore[assignment, method-assign]
     most = room // 2
     if most >= given.connections:
         return given
