@@ -8,13 +8,14 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import ray
 
 from deployments import stopping
 
 
 @pytest.fixture
 def stop(monkeypatch: pytest.MonkeyPatch) -> Iterator[stopping._Stop]:
-    monkeypatch.setattr(stopping.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
     stop = stopping._Stop()
     before = signal.signal(signal.SIGINT, stop)
     yield stop
