@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from actors.coordinator.lessons import Lessons, ServedOutcome
 from actors.learning import trainer as trainer_module
@@ -19,7 +20,7 @@ from cluster.config import DrafterConfig, TargetConfig
 from cluster.config.learning import LearnConfig
 from engine.errors import InvalidVersion
 from engine.learning.lessons import Lesson
-from engine.learning.versions import unpacked
+from engine.learning.versions import Version, VersionFolder, unpacked
 from policies.learning.judging import Agreement
 from tests.actors.hosts.test_fleet import write_random_head
 
@@ -182,3 +183,17 @@ def test_what_becomes_of_the_disk_stops_nothing(
     for file in folder.rglob("*.*"):
         file.write_bytes(b"not a version")
     assert until(start(), all_serve_one)[0] == [0, 0]
+
+
+def test_a_candidate_of_another_head_is_left_out_with_its_count(
+    start: Callable[[], Replica], head: DrafterConfig
+) -> None:
+    trainer = Trainer(head, TARGET)
+    folder = VersionFolder(trainer._folder, most=2)
+    folder.save_candidate(
+        Version({"fc.weight": torch.zeros(2, 3)}, {"version": 0, "tokens": 10**9})
+    )
+    replica = start()
+    until(replica, lambda one: one.numbers is not None and one.numbers["tokens"] > 0)
+    assert replica.numbers is not None
+    assert replica.numbers["tokens"] < 10**9
