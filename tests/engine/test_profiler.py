@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
+from engine import profiler
 from engine.model import PackedModel
 from engine.profiler import (
     Grid,
@@ -62,25 +62,22 @@ def test_a_second_profile_comes_from_the_cache(model: PackedModel, tmp_path: Pat
 
 @pytest.mark.parametrize("difference", ["setup", "grid", "threads", "model", "dtype"])
 def test_whatever_changes_the_cost_is_measured_anew(
-    model: PackedModel, tmp_path: Path, difference: str
+    model: PackedModel, monkeypatch: pytest.MonkeyPatch, difference: str
 ) -> None:
     key = ProfileKey.of(model.hf_model, model.device, "packed", GRID)
-    setup, grid, threads = "packed", GRID, torch.get_num_threads()
+    setup, grid = "packed", GRID
     match difference:
         case "setup":
             setup = "padded"
         case "grid":
             grid = replace(GRID, rounds=3)
         case "threads":
-            torch.set_num_threads(threads + 1)
+            monkeypatch.setattr(profiler, "most_threads", lambda: key.threads + 1)
         case "model":
             model = PackedModel(llama(layers=1), kv_tokens=512)
         case "dtype":
             model = PackedModel(llama().bfloat16(), kv_tokens=512)
-    try:
-        other = ProfileKey.of(model.hf_model, model.device, setup, grid)
-    finally:
-        torch.set_num_threads(threads)
+    other = ProfileKey.of(model.hf_model, model.device, setup, grid)
     assert [
         name
         for name in ("setup", "grid", "threads", "model", "dtype")
