@@ -29,9 +29,14 @@ _PARTS = {"Ingress", "Replica"}
 
 
 def drain() -> None:
-    """Has each application of ours refuse requests, and returns when none is under way."""
-    applications = serve.status().applications
-    ours = [name for name, one in applications.items() if one.deployments.keys() >= _PARTS]
+    """Has each application of ours refuse requests, and returns when none is under way. One whose
+    ingress does not run has none; a call would wait until it does."""
+    ours = [
+        name
+        for name, one in serve.status().applications.items()
+        if one.deployments.keys() >= _PARTS
+        and "RUNNING" in one.deployments["Ingress"].replica_states
+    ]
     asyncio.run(_drain(ours))
 
 
@@ -73,9 +78,11 @@ class _Stop:
 
     def __init__(self) -> None:
         self._draining: threading.Thread | None = None
+        self._ending = False
 
     def __call__(self, _signal: int, _frame: FrameType | None) -> None:
         if self._draining is not None or not ray.is_initialized():
+            self._ending = True
             raise KeyboardInterrupt  # at which `serve run` ends Serve and Ray
         print("Spindle: answers under way end first; once more to stop at once", file=sys.stderr)
         self._draining = threading.Thread(target=self._drain, daemon=True)
@@ -84,9 +91,10 @@ class _Stop:
     def _drain(self) -> None:
         try:
             drain()
-        except Exception as error:  # Serve or Ray is not there any more, or not yet
-            print(f"Spindle: answers are cut off: {error}", file=sys.stderr)
-        _to_main_thread(signal.SIGINT)
+        except (Exception, asyncio.CancelledError) as error:  # Serve or Ray is not there
+            print(f"Spindle: answers are cut off: {error!r}", file=sys.stderr)
+        if not self._ending:  # else it would interrupt that
+            _to_main_thread(signal.SIGINT)
 
 
 if __name__ == "__main__":

@@ -47,10 +47,14 @@ def main(raylet: int, ingress: int, orderly_s: float) -> None:
         _kill(_workers(raylet) - {os.getpid()})
         return
     line = f"Ray's {names[ended]} (process {ended}) is gone: `serve run` ends, start it anew"
-    with open(f"/proc/{starter}/fd/2", "a") as terminal:
-        _kill({*_below(starter), *_workers(raylet)} - {os.getpid()})
-        os.kill(starter, signal.SIGSTOP)  # so that it writes nothing over the line, in a file
-        terminal.write(f"Spindle: {line}\n")
+    try:
+        terminal = os.open(f"/proc/{starter}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
+    except OSError:  # a socket, as systemd gives, or closed
+        terminal = os.open(os.devnull, os.O_WRONLY)
+    _kill({*_below(starter), *_workers(raylet)} - {os.getpid()})
+    os.kill(starter, signal.SIGSTOP)  # so that it writes nothing over the line, in a file
+    with suppress(OSError):  # a pipe that nobody reads
+        os.write(terminal, f"Spindle: {line}\n".encode())
     os.kill(starter, signal.SIGUSR2)  # for the first process of a container, which takes no SIGKILL
     os.kill(starter, signal.SIGKILL)
 

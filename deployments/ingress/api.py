@@ -128,7 +128,6 @@ class Api:
     ) -> Answer:
         """Admits all of the request's choices, or raises ApiError. The caller must close the
         answer. `request_id`: the client's name for the request."""
-        self.draining.check()
         self._check_model(request.model)
         self.parsers.check(_tool_use(request))
         limits = self._limits or await self.ready()

@@ -28,7 +28,8 @@ class Draining:
             raise ApiError(503, "the server is stopping; try again, where or when another runs")
 
     def admit(self, client: Client, choices: int) -> None:
-        """Takes the client's places; raises ApiError 429 if there are none."""
+        """Takes the client's places; raises ApiError: 429 if there are none, 503 as `check`."""
+        self.check()
         self._shares.take(client, choices)
         self._admitted += 1
         self._idle.clear()

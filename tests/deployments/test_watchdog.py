@@ -3,6 +3,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -46,14 +47,28 @@ class Processes:
 
 
 @pytest.fixture
-def processes(tmp_path: Path) -> Iterator[Processes]:
+def terminal(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[int]:
+    """What `serve run` writes its errors to: a file, if the test names nothing else."""
+    kind = getattr(request, "param", "file")
+    if kind == "file":
+        opened = os.open(tmp_path / "terminal", os.O_WRONLY | os.O_CREAT)
+    elif kind == "socket":
+        opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).detach()
+    else:
+        reader, opened = os.pipe()
+        os.close(reader)
+    yield opened
+    os.close(opened)
+
+
+@pytest.fixture
+def processes(tmp_path: Path, terminal: int) -> Iterator[Processes]:
     serve, raylet, gcs = (tmp_path / name for name in ("serve", "raylet.py", "gcs_server"))
     serve.write_text(SERVE_RUN)
     raylet.write_text(RAYLET)
     gcs.symlink_to("/bin/sleep")
-    with (tmp_path / "terminal").open("w") as terminal:
-        command = [sys.executable, *map(str, (serve, "run", "config", gcs, raylet, tmp_path))]
-        run = subprocess.Popen(command, stderr=terminal)
+    command = [sys.executable, *map(str, (serve, "run", "config", gcs, raylet, tmp_path))]
+    run = subprocess.Popen(command, stderr=terminal)
     pids = tmp_path / "pids"
     while not pids.exists() or len(pids.read_text().split()) < 3:
         time.sleep(0.05)
@@ -81,6 +96,12 @@ def test_serve_run_ends_with_a_line_when_a_process_of_rays_is_killed(
     assert f"Spindle: Ray's {name} (process " in shown
     while _lives(processes.worker):
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("terminal", ["socket", "pipe that nobody reads"], indirect=True)
+def test_serve_run_ends_also_where_the_line_cannot_be_written(processes: Processes) -> None:
+    os.kill(processes.raylet, signal.SIGKILL)
+    assert processes.run.wait(10) == -signal.SIGKILL
 
 
 def test_nothing_is_ended_when_serve_run_ends_by_itself_or_the_ingress_is_replaced(

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 from deployments.ingress.answers.output_text import AnswerText, Echo, StopRule, TextPiece
-from deployments.ingress.answers.trace import trace_body
+from deployments.ingress.answers.trace import decision, trace_body
 from deployments.ingress.failover import FailoverStream
 from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.ingress.parsing.parser import Content, Delta, FormatParser
 from deployments.ingress.tokenizer import Tokens
-from deployments.messages import SpeculationFields
 from engine.protocol import Finish, TokenLogprobs
 
 
@@ -163,18 +162,6 @@ class Choice:
             "replica": self.failover_stream.replica,
             "attempts": self.failover_stream.attempt + 1,
         }
-
-
-def decision(speculation: SpeculationFields, drafted: bool) -> str:
-    """Who drafted and why, for the client."""
-    if not speculation["enabled"]:
-        return "no drafts: the request asks for none"
-    if speculation["drafter"] is not None:
-        chosen = f"drafter {speculation['drafter']}: the request asks for it"
-        return chosen if drafted else f"{chosen}; it had nothing to propose"
-    if not drafted:
-        return "no drafts: lookups found none, and none by a model was expected to gain"
-    return "drafters and depths chosen round by round, by what was expected to gain"
 
 
 def _with_echo(echo: Echo, piece: Piece, logprobs: Sequence[TokenLogprobs] | None) -> Piece:

@@ -49,3 +49,26 @@ def test_a_stream_that_takes_too_long_ends_with_an_error(n: int) -> None:
         await app.settled()
 
     run(test, seconds=0.02, scaling={"drain_s": 0.3})
+
+
+def test_a_request_that_was_on_its_way_when_the_stop_began_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(app: App) -> None:
+        checking = asyncio.Event()
+        ready = app.api.ready
+
+        async def slow_ready() -> Any:
+            limits = await ready()
+            checking.set()
+            await asyncio.sleep(0.2)
+            return limits
+
+        monkeypatch.setattr(app.api, "ready", slow_ready)
+        monkeypatch.setattr(app.api, "_limits", None)
+        asking = asyncio.create_task(app.ask(max_tokens=2))
+        await checking.wait()
+        await asyncio.wait_for(app.api.draining.drain(), 5)
+        assert (await asking).status_code == 503
+
+    run(test)
