@@ -26,16 +26,18 @@ from ray.serve.handle import DeploymentHandle
 
 _PARTS = {"Ingress", "Replica"}
 """The deployments of an application of ours."""
+_NOT_SERVING = {"STARTING", "STOPPING", "STOPPED"}
+"""States of Serve's replicas."""
 
 
 def drain() -> None:
     """Has each application of ours refuse requests, and returns when none is under way. One whose
-    ingress does not run has none; a call would wait until it does."""
+    ingress does not serve yet has none; a call would wait until it does."""
     ours = [
         name
         for name, one in serve.status().applications.items()
         if one.deployments.keys() >= _PARTS
-        and "RUNNING" in one.deployments["Ingress"].replica_states
+        and not one.deployments["Ingress"].replica_states.keys() <= _NOT_SERVING
     ]
     asyncio.run(_drain(ours))
 

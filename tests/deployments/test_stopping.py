@@ -1,14 +1,16 @@
-"""The stop of `serve run` when its drain fails; tests/deployments/test_operating.py stops a real
-one."""
+"""The stop of `serve run` when its drain fails or has nothing to wait for; test_app.py stops
+a real one."""
 
 import asyncio
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import ray
+from ray import serve
 
 from deployments import stopping
 
@@ -20,6 +22,30 @@ def stop(monkeypatch: pytest.MonkeyPatch) -> Iterator[stopping._Stop]:
     before = signal.signal(signal.SIGINT, stop)
     yield stop
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("states", "waits"),
+    [(["RUNNING"], True), (["RECOVERING"], True), (["STARTING"], False), ([], False)],
+)
+def test_only_an_ingress_that_serves_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, states: list[str], waits: bool
+) -> None:
+    """A call to one that cannot start would never return."""
+    deployments = {
+        name: SimpleNamespace(replica_states=dict.fromkeys(states, 1))
+        for name in ("Ingress", "Replica")
+    }
+    status = SimpleNamespace(applications={"one": SimpleNamespace(deployments=deployments)})
+    drained: list[str] = []
+
+    async def note(applications: list[str]) -> None:
+        drained.extend(applications)
+
+    monkeypatch.setattr(serve, "status", lambda: status)
+    monkeypatch.setattr(stopping, "_drain", note)
+    stopping.drain()
+    assert drained == (["one"] if waits else [])
 
 
 def test_a_call_that_is_cancelled_ends_serve_run(

@@ -8,16 +8,18 @@ from deployments.ingress.responses_api.stored import StoredResponses
 from engine.scopes import SHARED
 
 
+def asked(text: str, before: str | None = None) -> ResponsesRequest:
+    fields = {"model": "target", "input": text, "previous_response_id": before}
+    return ResponsesRequest.model_validate(fields)
+
+
 def test_an_id_that_is_used_twice_hides_no_bytes_from_the_bound() -> None:
     stored = StoredResponses(100_000)
-    large = ResponsesRequest(model="target", input="x" * 60_000)
-    small = ResponsesRequest(model="target", input="x")
+    large, small = asked("x" * 60_000), asked("x")
     for name in ("one", "two"):
         stored.keep(large, SHARED, "same", [])
-        asked = ResponsesRequest(model="target", input="More?", previous_response_id="same")
-        continued = stored.continued(asked, SHARED)
+        continued = stored.continued(asked("More?", "same"), SHARED)
         stored.keep(small, SHARED, "same", [])
         stored.keep(continued, SHARED, name, [])
-    follow = ResponsesRequest(model="target", input="More?", previous_response_id="one")
     with pytest.raises(ApiError, match="was dropped"):
-        stored.continued(follow, SHARED)
+        stored.continued(asked("More?", "one"), SHARED)
