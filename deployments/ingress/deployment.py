@@ -3,7 +3,9 @@ lost."""
 
 import asyncio
 import gc
+import logging
 from collections.abc import AsyncGenerator, Mapping
+from subprocess import CalledProcessError
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -17,6 +19,9 @@ from deployments.ray_internals import serve_details
 
 if TYPE_CHECKING:
     from deployments.ingress.grpc import GrpcServer
+
+
+_LOG = logging.getLogger(__name__)
 
 
 @serve.ingress()
@@ -39,7 +44,10 @@ class Ingress:
         gc.freeze()
 
     async def _start(self) -> None:
-        await asyncio.to_thread(watchdog.start)
+        try:
+            await asyncio.to_thread(watchdog.start)
+        except (OSError, CalledProcessError) as error:
+            _LOG.warning("nothing will end this application if Ray is killed: %s", error)
         if self._config.grpc is None:
             return
         from deployments.ingress.grpc import GrpcServer
