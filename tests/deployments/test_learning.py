@@ -1,11 +1,14 @@
 """A head that learns from traffic, as served: streams are the target's own while its versions
-change.
+change, whatever becomes of the trainer and of its disk.
 
-It takes two minutes, because only a whole application shows that versions reach its lanes.
+It takes a minute or two, because only real processes can be killed and stopped.
 """
 
 import asyncio
+import os
 import re
+import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -13,15 +16,18 @@ from typing import Any
 
 import httpx
 import pytest
+from ray._private import state as ray_state
 
 from benchmarks.serving.stream_identity import StreamIdentity
 from benchmarks.serving.streams import ReceivedStream, read_all
 from tests.actors.hosts.test_fleet import write_random_head
-from tests.deployments.serving import ARGS, URL, application, tokenizer
+from tests.deployments.serving import ARGS, URL, application, eventually, tokenizer
 
 QUESTIONS = ["Count to 7.", "Count to 12.", "What is the capital of France?", "Say hello."]
 STREAMS = 32
+TWO_REPORTS_S = 12
 KEY = {"Authorization": "Bearer key-of-alpha"}
+UNNAMED = {"Authorization": "Bearer key-of-beta"}
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +71,12 @@ def bodies(**changes: Any) -> list[dict[str, Any]]:
     ]
 
 
-def stream(**changes: Any) -> list[ReceivedStream]:
-    return asyncio.run(read_all(URL, bodies(**changes), 120, headers=KEY))
+def stream(
+    progress: Callable[[Sequence[ReceivedStream]], None] = lambda _streams: None,
+    headers: dict[str, str] = KEY,
+    **changes: Any,
+) -> list[ReceivedStream]:
+    return asyncio.run(read_all(URL, bodies(**changes), 120, progress, headers))
 
 
 @cache
@@ -87,6 +97,16 @@ def metric(name: str) -> float:
     return sum(map(float, found))
 
 
+def trainer() -> int:
+    """The process of the present trainer; 0 while there is none."""
+    pids = [
+        int(actor["Pid"])
+        for actor in ray_state.actors(actor_state_name="ALIVE").values()
+        if actor["ActorClassName"].endswith("TrainerActor")
+    ]
+    return pids[0] if pids else 0
+
+
 def learn_until(holds: Callable[[], bool], expected: Sequence[ReceivedStream], what: str) -> None:
     for _ in range(60):
         check(stream(), expected)
@@ -102,3 +122,48 @@ def test_versions_are_learned_and_served_under_load(expected: list[ReceivedStrea
     check(drafted, expected)
     accepted = sum(one.statistics["accepted"] for one in drafted if one.statistics)
     assert accepted > STREAMS, "what was learned is of use"
+
+
+def test_who_has_not_agreed_teaches_nothing() -> None:
+    time.sleep(TWO_REPORTS_S)
+    before = metric("lessons_total")
+    stream(store=False)
+    stream(headers=UNNAMED)
+    time.sleep(TWO_REPORTS_S)
+    assert metric("lessons_total") == before
+    stream()
+    eventually(lambda: metric("lessons_total") > before, "those who have do")
+
+
+@pytest.mark.parametrize("fault", ["killed", "stopped", "corrupt", "disk"])
+def test_streams_do_not_notice(fault: str, folder: Path, expected: list[ReceivedStream]) -> None:
+    eventually(lambda: trainer() > 0, "there is a trainer", 60)
+    victim, struck = trainer(), 0
+    moved = folder.with_name("moved")
+
+    def strike(received: Sequence[ReceivedStream]) -> None:
+        nonlocal struck
+        if struck or sum(len(one.token_ids) for one in received) < 8 * STREAMS:
+            return
+        struck = sum(not one.complete for one in received)
+        if fault == "corrupt":
+            for file in folder.rglob("*.*"):
+                file.write_bytes(b"not a version")
+        if fault == "disk":
+            folder.rename(moved)
+            folder.write_text("in the folder's place, so that nothing can be written")
+        else:
+            os.kill(victim, signal.SIGSTOP if fault == "stopped" else signal.SIGKILL)
+
+    check(stream(strike), expected)
+    assert struck > STREAMS // 2, "the fault came too late"
+    if fault == "stopped":
+        os.kill(victim, signal.SIGCONT)  # Serve would replace it in two minutes
+    elif fault != "disk":
+        eventually(lambda: trainer() not in (0, victim), "another trainer is there", 90)
+    before = metric("learned_tokens")
+    learn_until(lambda: metric("learned_tokens") not in (0, before), expected, "it learns again")
+    if fault == "disk":
+        assert trainer() == victim
+        folder.unlink()
+        moved.rename(folder)
