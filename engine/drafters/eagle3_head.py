@@ -24,6 +24,7 @@ from transformers.models.llama.modeling_llama import (
 from cluster.checkpoints import Eagle3Shape, eagle3_shape
 from engine.checkpoint import load_config
 from engine.cpu.prepack import prepack
+from engine.cpu.quantized_linear import to_int8
 from engine.drafters.head_weights import (
     EMBEDDINGS,
     OUTPUT,
@@ -107,9 +108,18 @@ class Eagle3Head(nn.Module):
         self.rotary = LlamaRotaryEmbedding(config)
 
     @classmethod
-    def load(cls, path: Path, device: str, dtype: torch.dtype, target: Path | None = None) -> Self:
+    def load(
+        cls,
+        path: Path,
+        device: str,
+        dtype: torch.dtype,
+        target: Path | None = None,
+        *,
+        int8: bool = False,
+    ) -> Self:
         """`target`: the target's checkpoint, which has the embeddings if the head's has none, and
-        then the output matrix, too. Raises ValueError naming a tensor that does not fit."""
+        then the output matrix, too. `int8`: of linear layers, on a CPU. Raises ValueError naming a
+        tensor that does not fit."""
         shape = eagle3_shape(path, None if target is None else _layers(target))
         layer: dict[str, Any] = json.loads((path / "config.json").read_text())
         with reading(path / "config.json"):
@@ -129,7 +139,7 @@ class Eagle3Head(nn.Module):
         head.vocabulary = ReducedVocabulary(target_ids.to(device), head.vocab_size)
         head.rotary = LlamaRotaryEmbedding(head.config).to(device)  # in fp32
         head.eval().requires_grad_(False)
-        prepack(head)
+        (to_int8 if int8 else prepack)(head)
         return head
 
     @property
