@@ -141,6 +141,7 @@ def _measured(
                         raise SystemExit(f"{contender.name} has failed")
                     if number >= 0:
                         speed = served.tokens / served.seconds
+                        print(f"{clients} clients: {speed:.1f} {contender.name}", flush=True)
                         speeds.setdefault((contender.name, clients), []).append(speed)
     return {key: median(own) for key, own in speeds.items()}
 

@@ -82,12 +82,20 @@ def missing(config: AppConfig, nodes: Sequence[Node], replicas: int | None = Non
     placement = plan(config)
     processes = footprints(config, placement)
     count = config.scaling.min_replicas if replicas is None else replicas
-    demands = [*_demands(placement, processes) * count, *_SERVICES]
+    demands = [*_demands(placement, processes) * count, *_SERVICES, *_trainer(config)]
     return _unpacked(demands, nodes) or _gpu_memory(placement, processes, nodes)
 
 
 _OWN = {"CPU": OWN_CPUS, "memory": RUNTIME_BYTES}
 _SERVICES = [Demand("ingress", {HEAD_NODE: HEAD_SHARE, **_OWN}), Demand("router", _OWN)]
+
+
+def _trainer(config: AppConfig) -> list[Demand]:
+    if config.learner is None or config.learner.learn is None:
+        return []
+    learn = config.learner.learn
+    resources = {"CPU": learn.cpus, "GPU": learn.gpus, "memory": RUNTIME_BYTES}
+    return [Demand("trainer", resources)]
 
 
 def _demands(placement: Placement, processes: Sequence[Footprint]) -> list[Demand]:

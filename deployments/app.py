@@ -28,6 +28,7 @@ from deployments.replica.deployment import Replica
 from deployments.router_actor import router_config
 from deployments.routing import PrefixRouter
 from deployments.scaling import QueueGoodputAttainment
+from deployments.trainer_actor import trainer_config
 from engine.cpu.environment import openmp_environment
 from engine.verifiers.vllm.environment import process_environment
 
@@ -107,7 +108,7 @@ def _replica(config: AppConfig) -> serve.Deployment:
         placement_group_bundles=list(placement.bundles),
         placement_group_strategy=STRATEGY,
         max_ongoing_requests=config.limits.max_batch + config.limits.max_waiting + _SPARE_CALLS,
-        deployment_actors=[_router(config)],
+        deployment_actors=[_router(config), *trainer_config(config)],
         request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
         logging_config=_LOGGING,
         health_check_period_s=_HEALTH_PERIOD_S,

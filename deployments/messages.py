@@ -59,6 +59,8 @@ class StreamRequest(Routed):
     remember: bool
     """Whether its answer may be kept for later requests."""
     speculation: SpeculationFields
+    may_teach: bool
+    """Whether a drafter may learn from it."""
     trace: bool
     """Whether each commit carries a trace of its round."""
     pause_s: float

@@ -119,6 +119,11 @@ COUNTERS = (
         "(limits.feature_tokens)",
         ("host",),
     ),
+    Metric(
+        "lessons",
+        "Requests from which the drafter could learn, by whether the trainer was sent them",
+        ("sent",),
+    ),
     Metric("losses", "Losses of this drafter or verifier: dead, or silent for too long", ("host",)),
     Metric("restarts", "Times that it was back after a loss", ("host",)),
     Metric("recovery_seconds", "Time from a loss until it was back", ("host",)),
@@ -131,6 +136,14 @@ GAUGES = (
     Metric("running", "Requests that have begun"),
     Metric("waiting", "Requests that wait to begin"),
     Metric("down", "1 while it is lost", ("host",)),
+    Metric("learned_version", "The version that a learning drafter serves; 0: the config's own"),
+    Metric("learned_tokens", "Tokens of answers that it has learned from"),
+    Metric("learning_share", "How much of a processor the trainer used in the last minute"),
+    Metric(
+        "learning_tokens_per_forward",
+        "By the learning drafter alone, on the last requests before it learned from them",
+        ("version",),
+    ),
     Metric("kv_blocks", "Blocks of the target's KV memory, updated every 2 s", ("state",)),
 )
 HISTOGRAMS = (

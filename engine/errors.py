@@ -69,6 +69,10 @@ class IncompatibleDrafter(SpindleError):
         self.field = field
 
 
+class InvalidVersion(SpindleError):
+    """Learned weights that a drafter cannot serve; it goes on with those that it has."""
+
+
 class RankLost(SpindleError):
     """A rank is gone or out of step: all ranks of the target must be restarted."""
 

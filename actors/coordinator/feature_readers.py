@@ -1,11 +1,12 @@
 """The lanes that read the target's features, for requests as the coordinator keeps them."""
 
 import asyncio
-from collections.abc import Callable
 
-from actors.coordinator.events import Event, FeaturesLost
+from actors.coordinator.events import FeaturesLost
 from actors.coordinator.lanes import Lanes
+from actors.coordinator.lessons import LEARNER
 from actors.coordinator.request_state import RequestState
+from actors.coordinator.settings import Shared
 from engine.features import FeatureLanes
 from engine.protocol import FeatureRange, Features, Prefix
 
@@ -13,23 +14,24 @@ from engine.protocol import FeatureRange, Features, Prefix
 class FeatureReaders:
     """Requests that no such lane may draft for need no features from the verifier."""
 
-    def __init__(self, lanes: Lanes, most_tokens: int, observe: Callable[[Event], None]) -> None:
+    def __init__(self, lanes: Lanes, shared: Shared) -> None:
         layers = {state.name: state.lane.feature_layers for state in lanes}
-        self._lanes = FeatureLanes(layers, most_tokens)
+        self._most = shared.limits.feature_tokens
+        self._lanes = FeatureLanes({**layers, LEARNER: shared.lessons.layers}, self._most)
         self._states = lanes
-        self._most = most_tokens
-        self._observe = observe
+        self._lessons = shared.lessons
+        self._observe = shared.observe
 
     def __bool__(self) -> bool:
         return len(self._lanes) > 0
 
     def needed(self, request: RequestState) -> FeatureRange | None:
         """For the request's next verification."""
-        return self._lanes.needed(request.served, self._readers_of(request)) if self else None
+        return self._lanes.needed(request.served, self._all_readers_of(request)) if self else None
 
     def keep(self, request: RequestState, features: Features) -> None:
         """What a verdict has brought."""
-        self._lanes.keep(request.served, features, self._readers_of(request))
+        self._lanes.keep(request.served, features, self._all_readers_of(request))
         if request.lacks_features:  # the verifier has computed them again
             request.lacks_features = {
                 lane for lane in request.lacks_features if self._lanes.lacks(request.served, lane)
@@ -68,10 +70,16 @@ class FeatureReaders:
     def of_order(self, request: RequestState, lane: str, prefix: Prefix) -> Features | None:
         return self._lanes.of_order(request.served, lane, prefix)
 
+    def _all_readers_of(self, request: RequestState) -> list[str]:
+        lanes = self._readers_of(request)
+        if lanes and request.name in self._lessons:
+            lanes.append(LEARNER)
+        return lanes
+
     def _readers_of(self, request: RequestState) -> list[str]:
         if not request.speculate:
             return []
-        states = [self._states[lane] for lane in self._lanes]
+        states = [self._states[lane] for lane in self._lanes if lane != LEARNER]
         return [
             state.name
             for state in states

@@ -21,6 +21,7 @@ from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Arrived, Event, Left
 from actors.coordinator.feature_readers import FeatureReaders
 from actors.coordinator.lanes import Lanes
+from actors.coordinator.lessons import Lessons
 from actors.coordinator.microbatches import MicroBatches
 from actors.coordinator.request_state import GONE, WAITING, RequestState
 from actors.coordinator.settings import Lane, Limits, Policies, Shared
@@ -53,7 +54,9 @@ class Coordinator:
         limits: Limits = _DEFAULT_LIMITS,
         pipeline: MicroBatchParams = _DEFAULT_PIPELINE,
         observe: Callable[[Event], None] = lambda _event: None,
+        lessons: Lessons | None = None,
     ) -> None:
+        """`lessons`: takes what a drafter learns from."""
         warm_up()
         self._target = verifier.limits
         if limits.kv_tokens < self._target.max_context:
@@ -65,6 +68,7 @@ class Coordinator:
         self._limits = limits
         self._acceptance = estimates.acceptance
         self._observe = observe
+        self._lessons = lessons or Lessons((), 0)
         self._loop = asyncio.get_running_loop()
         self._requests: dict[str, RequestState] = {}
         self._slots = BatchSlots(self._requests, limits, observe, self.cancel)
@@ -73,10 +77,10 @@ class Coordinator:
         self._failure: SpindleError | None = None
         self._pass_is_due = False
         self._tasks = Tasks(self._stop)
-        shared = Shared(limits, estimates, observe, self._tasks, self._wake)
+        shared = Shared(limits, estimates, observe, self._tasks, self._wake, self._lessons)
         self._microbatches = MicroBatches(pipeline, estimates)
         self._lanes = Lanes(lanes, shared)
-        features = FeatureReaders(self._lanes, limits.feature_tokens, observe)
+        features = FeatureReaders(self._lanes, shared)
         self._drafting = Drafting(self._lanes, features, shared)
         self._catch_up = CatchUp(self._lanes, features, shared)
         self._verifying = Verifying(
@@ -114,11 +118,13 @@ class Coordinator:
         drafter: str | None = None,
         traced: bool = False,
         internal: bool = False,
+        may_teach: bool = False,
     ) -> Stream:
         """Raises InvalidRequest naming the field, or Overloaded. `output` and `attempt`: of a
         request that another coordinator has started. `scope`: whose past requests it may use, and
         who may use it later, if `remember`. `drafter`: the only one that may draft for it.
-        `traced`: its commits have traces. `internal`: one of the system's own requests."""
+        `traced`: its commits have traces. `internal`: one of the system's own requests.
+        `may_teach`: drafters may learn from it."""
         if self._failure is not None:
             raise self._failure
         if name in self._requests:
@@ -169,11 +175,13 @@ class Coordinator:
             max_depth=max_depth,
             drafter=drafter,
             traced=traced,
+            may_teach=may_teach and not internal,
             pending=len(served.committed),
             slot_since_s=now,
             covered=[False] * served.produced,
             statistics=statistics,
         )
+        self._lessons.begins(request)
         if not internal:
             self._policies.schedule.arrive(view, now)
             self._observe(Arrived(now, view, tuple(prompt)))
@@ -275,6 +283,7 @@ class Coordinator:
         del self._requests[request.name]
         self._slots.release(request.name)
         self._acceptance.forget(request.name)
+        self._lessons.ends(request)
         if not request.internal:
             self._policies.schedule.forget(request.name)
             self._policies.selection.forget(request.name)

@@ -52,6 +52,8 @@ class RequestState:
     """The only drafter that may draft for it; None: the selection policy chooses."""
     traced: bool = False
     """Each commit carries a trace of its round."""
+    may_teach: bool = False
+    """A drafter may learn from it."""
     ends: bool = False
     """Finished, failed or cancelled: leaves as soon as no host is working on it."""
     finish: Finish | None = None

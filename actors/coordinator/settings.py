@@ -1,11 +1,12 @@
 """The settings of a coordinator (limits, lanes and policies), and what its parts share."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from actors.coordinator.background_tasks import Tasks
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event
+from actors.coordinator.lessons import Lessons
 from actors.hosts.protocol import DrafterHost
 from cluster.config.serving import LimitsConfig
 from policies.protocols import Schedule, Selection, Speculation
@@ -56,3 +57,4 @@ class Shared:
     tasks: Tasks
     changed: Callable[[], None]
     """To be called when something has changed, so that a pass follows."""
+    lessons: Lessons = field(default_factory=lambda: Lessons((), 0))

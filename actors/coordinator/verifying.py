@@ -97,6 +97,7 @@ class Verifying:
                 for proposal in request.draft.proposals
             ]
         )
+        self._shared.lessons.drafted(requests, answers)
         verify_s = now - started
         prompts_s = verify_s * self._estimates.share_of_prompts(context, tokens, prefill_tokens)
         outcomes = []

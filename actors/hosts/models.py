@@ -15,6 +15,8 @@ from engine.request import TargetLimits
 from policies.cost import CostModel
 from policies.protocols import StepRule
 
+_PIECE_BYTES = 4 * 2**20
+"""Of a version, which is sent between draft orders: the event loop copies one in milliseconds."""
 _STALLED = 20.0
 """A host counts as lost when it takes so many times as long as predicted."""
 
@@ -80,6 +82,13 @@ class ModelDrafter(_ModelHost):
             "draft", orders, rule, predicted_s=seconds
         )
         return answers
+
+    async def renew(self, version: bytes) -> None:
+        """Drafts by these learned weights from now on. Raises InvalidVersion, and goes on with the
+        old ones."""
+        for first in range(0, len(version), _PIECE_BYTES):
+            await self._worker.call("receive", version[first : first + _PIECE_BYTES])
+        await self._worker.call("renew")
 
 
 class ModelVerifier(_ModelHost):

@@ -16,6 +16,7 @@ from actors.hosts.loading import load_drafter, load_verifier
 from actors.hosts.protocol import KvState, TargetCosts
 from cluster.config import DrafterConfig, TargetConfig
 from engine.draft_profile import DraftCosts
+from engine.errors import InvalidVersion
 from engine.protocol import (
     Draft,
     DraftOrder,
@@ -43,6 +44,7 @@ class DrafterWorker:
         self._config = drafter
         self._lane = lane
         self._target = target
+        self._pieces: list[bytes] = []
 
     def load(self) -> None:
         self._loaded = load_drafter(self._config, self._lane, self._target)
@@ -75,6 +77,19 @@ class DrafterWorker:
 
     def forget(self, requests: Collection[str]) -> None:
         self._drafter.forget(requests)
+
+    def receive(self, piece: bytes) -> None:
+        """A part of the version that `renew` is called for next."""
+        self._pieces.append(piece)
+
+    def renew(self) -> None:
+        """Drafts by the weights that it has received from now on; by the old ones if they are not
+        whole, which it says."""
+        content, self._pieces = b"".join(self._pieces), []
+        try:
+            self._loaded.renew(content)
+        except ValueError as error:
+            raise InvalidVersion(f"{self._lane} cannot serve it: {error}") from error
 
 
 class VerifierWorker:

@@ -20,11 +20,12 @@ from cluster.config.crosschecks import (
     check_formats,
     check_heads,
     check_inline_gpus,
+    check_learning,
     check_ranks,
     check_vocabulary,
     check_whole_context,
 )
-from cluster.config.keys import check_host, check_reference, check_tenants, differ
+from cluster.config.keys import EVERYONE, check_host, check_reference, check_tenants, differ
 from cluster.config.models import DrafterConfig, TargetConfig, Threads
 from cluster.config.section import Section, problems
 from cluster.config.serving import (
@@ -115,6 +116,7 @@ class AppConfig(Section):
         check_whole_context(self.target)
         check_vocabulary(self.target, self.drafters)
         check_copies(self.target, self.drafters)
+        check_learning(self.drafters, self.api_keys)
         differ("api_keys", self.api_keys)
         check_tenants("priority_for", self.priority_for, self.api_keys)
         check_tenants("operators", self.operators, self.api_keys)
@@ -130,6 +132,18 @@ class AppConfig(Section):
     def isolates_tenants(self) -> bool:
         """Whether what a request leaves belongs to its tenant."""
         return bool(self.api_keys) and self.sharing == "tenant"
+
+    @property
+    def learner(self) -> DrafterConfig | None:
+        """The drafter that learns from traffic."""
+        return next((drafter for drafter in self.drafters if drafter.learn is not None), None)
+
+    def may_teach(self, tenant: str) -> bool:
+        """Whether the drafter learns from this tenant's requests."""
+        if self.learner is None or self.learner.learn is None:
+            return False
+        named = self.learner.learn.tenants
+        return not self.api_keys or tenant in named or EVERYONE in named
 
     @property
     def past_tokens(self) -> int:

@@ -1,6 +1,6 @@
 """Checks that involve several fields. Each error names the field and a way to fix it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cluster.adapters import misfit
@@ -19,6 +19,7 @@ from cluster.checkpoints import (
 )
 from cluster.config.backends import BACKENDS, able
 from cluster.config.drafter_kinds import drafter_kind, with_option
+from cluster.config.keys import check_tenants
 from cluster.config.models import DrafterConfig, TargetConfig
 from cluster.config.serving import PoliciesConfig
 from cluster.quantized_targets import cpu_problem, needs_bfloat16
@@ -214,6 +215,18 @@ def check_copies(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> Non
                 f"drafters.{number}.kind: the target's own weights are quantized, so a copy drafts "
                 "no faster than the target decodes; set target.quantize: none, or leave it out"
             )
+
+
+def check_learning(drafters: Sequence[DrafterConfig], keys: Mapping[str, str]) -> None:
+    learning = [number for number, drafter in enumerate(drafters) if drafter.learn is not None]
+    if len(learning) > 1:
+        raise ValueError(f"drafters.{learning[1]}.learn: another drafter learns; leave one of both")
+    for number in learning:
+        kind, learn = drafters[number].kind, drafters[number].learn
+        if not drafter_kind(kind).reads_features:
+            problem = f"only kind eagle3 learns, not {kind}; leave it out"
+            raise ValueError(f"drafters.{number}.learn: {problem}")
+        check_tenants(f"drafters.{number}.learn.tenants", learn.tenants if learn else (), keys)
 
 
 def check_vocabulary(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:

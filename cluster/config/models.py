@@ -12,6 +12,7 @@ from cluster.checkpoint_files import Quantize
 from cluster.checkpoints import architecture
 from cluster.config.backends import BACKENDS, able
 from cluster.config.drafter_kinds import DRAFTER_KINDS, OPTIONS, drafter_kind, with_option
+from cluster.config.learning import LearnConfig
 from cluster.config.section import Section, within
 from cluster.sources import check_source, checkpoint_folder, header_folder, quantized_bytes
 from policies import ranges
@@ -193,6 +194,8 @@ class DrafterConfig(Section):
     )
     """`actor`: each instance in a process of its own. `inline`: in the replica's process, as
     lookups always are."""
+    learn: LearnConfig | None = None
+    """For kind `eagle3`: whether it learns from traffic, and how; null: it does not."""
     gpus: Gpus = 0
     """GPUs per instance; below 1 a share of a GPU; 0 runs on the CPU."""
     accelerator: str | None = None

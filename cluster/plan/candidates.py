@@ -13,14 +13,7 @@ from cluster.config.backends import BACKENDS
 from cluster.config.serving import LimitsConfig
 from cluster.fitting import missing
 from cluster.plan.acceptance import Fleet, of_given
-from cluster.plan.costs import (
-    ReplicaCosts,
-    by_rates,
-    head_shape,
-    measured,
-    shape_of,
-    stored_width,
-)
+from cluster.plan.costs import ReplicaCosts, by_rates, head_shape, measured, shape_of, width_of
 from cluster.plan.gpus import GPUS, NODE, Machines
 from cluster.plan.simulator.acceptance import Acceptance
 from cluster.plan.simulator.hardware import Gpu, Shape
@@ -40,9 +33,9 @@ _MOST_KV, _LEAST_KV = 1 << 20, 4096
 _DRAFTER_KV = 32_768
 _HALF = 2
 """Bytes of a value on a GPU."""
-_LIMITS = LimitsConfig()
 _FORWARD = 2048
-"""Tokens of a forward on a GPU."""
+"""Tokens of a forward there."""
+_LIMITS = LimitsConfig()
 
 
 class Option(NamedTuple):
@@ -78,7 +71,7 @@ class Planned:
     """Requests at once, of all replicas."""
     slo_ms: float | None
     rounded: str | None
-    """int8 or int4: weights that the target may be rounded to besides."""
+    """int8 or int4: what the target may be rounded to besides."""
 
     @property
     def shape(self) -> Architecture:
@@ -109,15 +102,14 @@ def _on_gpu(
 ) -> Option | Refused:
     layout = f"{replicas} replica{'s' if replicas > 1 else ''} of {ranks} {kind}"
     gpu, own = GPUS[kind].gpu, planned.shape
-    target = shape_of(planned.model, stored_width(planned.model))
+    target = shape_of(planned.model, width_of(planned.model))
     given, share, placed, draft_gpu = fleet.given, 0.0, dict[str, Any](), gpu
     drafting: Shape | None = None
     used = {kind: replicas * ranks}
     head = given is not None and given.kind == "eagle3"
     if given is not None:
-        if given.model is None:
-            return Refused(layout, fleet, "a rounded copy has kernels for CPUs only")
-        drafting = head_shape(given.model, own) if head else shape_of(given.model, _HALF)
+        model = str(given.model)
+        drafting = head_shape(model, own) if head else shape_of(model, _HALF)
         other = next(
             (one for one, n in planned.machines.gpus.items() if one != kind and n >= replicas), None
         )
@@ -281,7 +273,7 @@ def _application(planned: Planned, placed: Placed) -> dict[str, Any]:
         named |= {"model": given.model} if given.model else {}
         drafters.append({**named, **placed.drafter})
     args: dict[str, Any] = {"target": placed.target, "drafters": drafters}
-    args |= {"threads": placed.threads} if placed.threads > 1 else {}
+    args["threads"] = placed.threads
     batch = _batch(planned, placed.replicas)
     if placed.gpus or batch > _LIMITS.max_batch:
         forward = _forward(planned, placed.replicas)
@@ -300,5 +292,4 @@ def _batch(planned: Planned, replicas: int) -> int:
 
 
 def _forward(planned: Planned, replicas: int) -> int:
-    own = _FORWARD if planned.machines.gpus else _LIMITS.forward_tokens
-    return max(own, _batch(planned, replicas))
+    return max(_FORWARD if planned.machines.gpus else 512, _batch(planned, replicas))

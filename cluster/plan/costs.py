@@ -64,7 +64,7 @@ def head_shape(head: str, target: Architecture) -> Shape:
     return Shape(weights - embedded, 1, own.hidden_size, own.num_key_value_heads * own.head_dim)
 
 
-def stored_width(model: str) -> float:
+def width_of(model: str) -> float:
     """Bytes of a weight on a GPU."""
     folder = header_folder(model)
     if quantization(folder) is None:

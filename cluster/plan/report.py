@@ -1,13 +1,12 @@
 """What a plan prints and writes: the table, the placement, each drafter's part, the YAML."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import yaml
 
 from cluster.plan.acceptance import Fleet
 from cluster.plan.candidates import Option, Refused
-from cluster.plan.runs import EQUAL, Outcome
+from cluster.plan.runs import EQUAL, INGRESS_S, Outcome
 
 _HEADER = ("", "topology", "tokens/s", "TTFT", "TPOT", "in SLO", "a round", "$/M tokens", "GPUs")
 
@@ -53,13 +52,15 @@ def picture(best: Outcome) -> Iterator[str]:
             share = f" with the target, {drafter['gpus']:g} of it" if drafter["gpus"] < 1 else ""
             boxes = " ".join([f"[{own}]"] * drafter.get("instances", 1))
             lines.append(f"{boxes} {drafter['name']}{share}")
-    replicas = -(-option.replicas // best.applications)
     yield "client -> ingress, router (head node)"
-    yield f"  `-> {replicas} x replica [{', '.join(inside)}]"
+    yield f"  `-> {option.replicas} x replica [{', '.join(inside)}]"
     yield from (f"        |- {line}" for line in lines)
-    if best.applications > 1:
+    busy = best.verdicts_s * INGRESS_S
+    if busy > 1:
         yield (
-            f"{best.applications} such clusters beside each other: one ingress passes on no more"
+            f"note  {best.verdicts_s:,.0f} verdicts a second pass the one ingress. At "
+            f"{1000 * INGRESS_S:g} ms each it would be busy {busy:.1f} times over: measure yours "
+            "(benchmarks.serving.overhead), or serve from several clusters beside each other"
         )
 
 
@@ -102,22 +103,16 @@ def _part(
 
 def serve_config(best: Outcome, command: str) -> str:
     """A Serve config as `serve run` and `cluster.check` take it."""
-    args: dict[str, Any] = dict(best.option.args)
-    if best.applications > 1:
-        replicas = -(-best.option.replicas // best.applications)
-        args["scaling"] = {"min_replicas": replicas, "max_replicas": replicas}
     application = {
         "name": "spindle",
         "route_prefix": "/",
         "import_path": "deployments.app:build",
-        "args": args,
+        "args": best.option.args,
     }
     content = {
         "proxy_location": "HeadOnly",
         "http_options": {"host": "127.0.0.1", "port": 8000},
         "applications": [application],
     }
-    said = [f"# {command}", f"# {best.option.name}: {best.goodput:,.0f} tokens/s expected."]
-    if best.applications > 1:
-        said.append(f"# One of {best.applications} clusters beside each other.")
-    return "\n".join([*said, yaml.safe_dump(content, sort_keys=False)])
+    said = f"# {command}\n# {best.option.name}: {best.goodput:,.0f} tokens/s expected.\n"
+    return said + yaml.safe_dump(content, sort_keys=False)

@@ -13,8 +13,9 @@ from cluster.plan.simulator.run import named_policies, simulate
 
 EQUAL = 0.03
 """Goodputs that differ by less are equal: no simulation or measurement tells them apart."""
-_INGRESS_MESSAGES_S = 4000.0
-"""Verdicts that one ingress passes on in a second (lab/docs/plan.md)."""
+INGRESS_S = 0.9e-3
+"""A verdict's way through the proxy of the one ingress, its longest part on two cores
+(lab/docs/overhead.md)."""
 
 
 class Outcome(NamedTuple):
@@ -30,8 +31,8 @@ class Outcome(NamedTuple):
     tokens_per_round: float
     dollars: float | None
     """For a million tokens of goodput."""
-    applications: int
-    """That the replicas are divided among, for each has one ingress."""
+    verdicts_s: float
+    """That pass the one ingress in a second."""
 
     @property
     def in_use(self) -> int:
@@ -52,8 +53,6 @@ def outcome(option: Option, load: Load, machines: Machines) -> Outcome:
         clients=clients,
     )
     busy = option.replicas if load.clients is None else min(option.replicas, load.clients)
-    messages = report.throughput / max(1.0, report.tokens_per_round)
-    behind_one = max(1, int(_INGRESS_MESSAGES_S / messages))
     goodput = busy * report.goodput
     hourly = machines.dollars(option.gpus)
     served = [request for request in report.served if request.tokens > 1]
@@ -65,7 +64,7 @@ def outcome(option: Option, load: Load, machines: Machines) -> Outcome:
         report.attainment,
         report.tokens_per_round,
         None if hourly is None or not goodput else hourly / (goodput * 3600) * 1e6,
-        -(-busy // behind_one),
+        busy * report.throughput / max(1.0, report.tokens_per_round),
     )
 
 

@@ -9,7 +9,7 @@ from engine.grammar.compiler import Grammars
 from engine.grammar.spec import OutputGrammar
 
 MAX_WAITING = 32
-"""They are compiled one after the other; one takes half a minute at worst."""
+"""They are compiled one after the other; one takes a second or two at worst."""
 MAX_OF_A_TENANT = 4
 """One of them at most is compiled before the next client's."""
 

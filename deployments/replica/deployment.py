@@ -30,6 +30,7 @@ from deployments.replica.metrics import Metrics
 from deployments.replica.streams import HeartbeatMonitor, refusal, submit
 from deployments.router_actor import exchange, share
 from deployments.series import Family
+from deployments.trainer_actor import exchange_lessons
 from engine.errors import SpindleError
 
 if TYPE_CHECKING:
@@ -85,6 +86,9 @@ class Replica:
         self._pooling = asyncio.create_task(service.pool(self._name, exchange))
         self._sharing = asyncio.create_task(service.share(self._name, share))
         self._exporting = asyncio.create_task(self._export_metrics(service))
+        if self._config.learner is not None:
+            learning = service.learn(self._name, exchange_lessons, self._metrics.set_learning)
+            self._learning = asyncio.create_task(learning)
         return service
 
     async def reconfigure(self, user_config: Mapping[str, Any] | None, rank: ReplicaRank) -> None:

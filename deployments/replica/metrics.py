@@ -22,6 +22,7 @@ from actors.coordinator.events import (
     VerifierUp,
 )
 from actors.hosts.protocol import KvState
+from actors.learning.replica_side import Numbers
 from deployments.metrics import (
     ACCEPTED,
     COORDINATOR,
@@ -87,6 +88,8 @@ class Metrics:
             ("cached",): [("yes",), ("no",)],
             ("kept", "slo_class"): [*product(("yes", "no"), classes)],
             ("state",): [(state,) for state in KV_STATES],
+            ("sent",): [("yes",), ("no",)],
+            ("version",): [("served",), ("candidate",)],
         }
         for metric in (*COUNTERS, *GAUGES):
             for labels in values[metric.labels]:
@@ -109,6 +112,16 @@ class Metrics:
     def set_kv(self, kv: KvState) -> None:
         for state, blocks in zip(KV_STATES, (kv.free, kv.used, kv.cached), strict=True):
             self._series.set("kv_blocks", blocks, state)
+
+    def set_learning(self, numbers: Numbers, sent: int, passed_over: int) -> None:
+        """What is known of learning, and the lessons since the last call."""
+        self._count("lessons", sent, "yes")
+        self._count("lessons", passed_over, "no")
+        self._series.set("learned_version", numbers["version"])
+        self._series.set("learned_tokens", numbers["tokens"])
+        self._series.set("learning_share", numbers["share"])
+        for version in ("served", "candidate"):
+            self._series.set("learning_tokens_per_forward", numbers[version], version)
 
     def observe(self, event: Event) -> None:
         """Queues the event until the next export. Counted here, between forwards that evict the

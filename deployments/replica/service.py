@@ -9,10 +9,13 @@ from contextlib import suppress
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, Left
 from actors.coordinator.lengths import LengthLearner, Ranker, RankerText
+from actors.coordinator.lessons import Lessons
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Policies
 from actors.hosts.fleet import Fleet
+from actors.hosts.models import ModelDrafter
 from actors.hosts.protocol import HostLost
+from actors.learning.replica_side import ExchangeLessons, Learning, Show
 from actors.router.output_sharing import OutputSharing, Share
 from actors.router.replica_side import Exchange, Pooling
 from cluster.config import AppConfig, PoliciesConfig
@@ -50,6 +53,13 @@ class Service:
         self._estimates = Estimates(fleet.costs, [lane.view for lane in fleet.lanes])
         self._text = RankerText(config.target.header_path())
         self._policies, schedule = self._make(config.policies)
+        learner = config.learner and config.learner.name
+        learning = [lane for lane in fleet.lanes if lane.view.drafter == learner]
+        self._lessons = Lessons(
+            [lane.view.name for lane in learning],
+            config.limits.feature_tokens,
+            learning[0].feature_layers if learning else (),
+        )
         self.coordinator = Coordinator(
             fleet.verifier,
             fleet.lanes,
@@ -58,10 +68,11 @@ class Service:
             limits_of(config),
             config.policies.pipeline,
             self._observe,
+            self._lessons,
         )
         self._learner = LengthLearner(LearnedLengths(), self.coordinator.predict)
         self._ranker = Ranker(None, fleet.verifier, self._text)
-        self._observers += [self._ranker.observe, self._learner.observe]
+        self._observers += [self._ranker.observe, self._learner.observe, self._lessons.observe]
         self._use_length_prediction(config.policies, schedule)
         self._ranking = asyncio.create_task(self._ranker.run(self.coordinator))
         self._ranking.add_done_callback(_log_end)
@@ -118,6 +129,12 @@ class Service:
         """Exchanges estimates with the other replicas, forever."""
         learners = {"acceptance": self._estimates.acceptance}
         await Pooling(replica, exchange, learners).run()
+
+    async def learn(self, replica: str, exchange: ExchangeLessons, show: Show) -> None:
+        """Exchanges lessons for versions with the trainer, forever."""
+        lanes = self._fleet.lanes
+        hosts = {one.view.name: one.host for one in lanes if isinstance(one.host, ModelDrafter)}
+        await Learning(replica, exchange, self._lessons, hosts, show).run()
 
     async def share(self, replica: str, share: Share) -> None:
         """Shares past outputs with the other replicas, forever."""

@@ -41,6 +41,7 @@ def submit(coordinator: "Coordinator", request: StreamRequest) -> Stream:
         drafter=speculation["drafter"],
         max_depth=speculation["max_depth"],
         traced=request["trace"],
+        may_teach=request["may_teach"],
     )
 
 

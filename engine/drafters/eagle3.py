@@ -20,6 +20,7 @@ from engine.errors import IncompatibleDrafter
 from engine.feature_buffer import lacks_from
 from engine.grammar.compiler import Grammars
 from engine.hidden_states import as_tensor
+from engine.learning.versions import unpacked
 from engine.protocol import (
     ContinueDrafting,
     Draft,
@@ -68,6 +69,10 @@ class Eagle3Drafter(ModelDrafter):
         for request in requests:
             if request in self._state:
                 self._rows.truncate(request, self._state[request].unchanged)
+
+    def renew(self, version: bytes) -> None:
+        """Rows of the old weights stay until their requests end: only drafts suffer."""
+        self._rows.head = self._rows.head.renewed(unpacked(version).weights)
 
     def _accept(self, orders: Sequence[DraftOrder]) -> list[HeldRequest | Missing]:
         return [
@@ -161,4 +166,5 @@ def load_eagle3(
         measure=measure,
         feature_layers=head.aux_layers,
         feature_width=width,
+        renew=drafter.renew,
     )

@@ -7,7 +7,7 @@ tokens the head's own output takes the place of the features.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,7 +24,7 @@ from transformers.models.llama.modeling_llama import (
 from cluster.checkpoints import Eagle3Shape, eagle3_shape
 from engine.checkpoint import load_config
 from engine.cpu.prepack import prepack
-from engine.cpu.quantized_linear import to_int8
+from engine.cpu.quantized_linear import Int8Linear, to_int8
 from engine.drafters.head_weights import (
     EMBEDDINGS,
     OUTPUT,
@@ -94,6 +94,7 @@ class Eagle3Head(nn.Module):
 
     def __init__(self, shape: Eagle3Shape, config: LlamaConfig) -> None:
         super().__init__()
+        self.shape = shape
         self.config = config
         self.aux_layers = shape.aux_layers
         self.vocab_size: int = config.vocab_size
@@ -116,10 +117,11 @@ class Eagle3Head(nn.Module):
         target: Path | None = None,
         *,
         int8: bool = False,
+        trainable: bool = False,
     ) -> Self:
         """`target`: the target's checkpoint, which has the embeddings if the head's has none, and
-        then the output matrix, too. `int8`: of linear layers, on a CPU. Raises ValueError naming a
-        tensor that does not fit."""
+        then the output matrix, too. `int8`: of linear layers, on a CPU. `trainable`: they stay
+        stock ones. Raises ValueError naming a tensor that does not fit."""
         shape = eagle3_shape(path, None if target is None else _layers(target))
         layer: dict[str, Any] = json.loads((path / "config.json").read_text())
         with reading(path / "config.json"):
@@ -139,7 +141,36 @@ class Eagle3Head(nn.Module):
         head.vocabulary = ReducedVocabulary(target_ids.to(device), head.vocab_size)
         head.rotary = LlamaRotaryEmbedding(head.config).to(device)  # in fp32
         head.eval().requires_grad_(False)
-        (to_int8 if int8 else prepack)(head)
+        if not trainable:
+            (to_int8 if int8 else prepack)(head)
+        return head
+
+    def learned(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The matrices that change when a trainable head learns from traffic."""
+        for name, weight in self.named_parameters():
+            if weight.ndim == 2 and name not in (EMBEDDINGS, OUTPUT):
+                yield name, weight
+
+    def renewed(self, weights: Mapping[str, Tensor]) -> Self:
+        """A head with these weights in place of its own, of the names that `learned` yields. It
+        shares the others. Raises ValueError naming one that does not fit."""
+        device = self.vocabulary.target_ids.device
+        with torch.device("meta"):
+            head = type(self)(self.shape, self.config)
+        for name in ("embed_tokens", "lm_head", "rotary", "vocabulary"):
+            setattr(head, name, getattr(self, name))
+        expected = {name: weight.shape for name, weight in head.learned()}
+        wrong = [
+            name
+            for name in expected.keys() | weights.keys()
+            if name not in weights or weights[name].shape != expected.get(name)
+        ]
+        if wrong:
+            raise ValueError(f"{', '.join(sorted(wrong))}: of another head, or missing")
+        kept = {name: weight for name, weight in self.state_dict().items() if weight.ndim == 1}
+        head.load_state_dict(kept | dict(weights), strict=False, assign=True)
+        head.to(device=device, dtype=self.dtype).eval().requires_grad_(False)
+        (to_int8 if isinstance(self.lm_head, Int8Linear) else prepack)(head)
         return head
 
     @property

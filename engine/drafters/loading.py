@@ -24,6 +24,10 @@ from engine.protocol import Drafter
 from policies.cost import ForwardSample
 
 
+def _learns_nothing(_version: bytes) -> None:
+    raise ValueError("this kind of drafter does not learn")
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedDrafter:
     drafter: Drafter
@@ -34,6 +38,9 @@ class LoadedDrafter:
     """The target's layers whose hidden states it reads."""
     feature_width: int = 0
     """The values of these layers together, for one position."""
+    renew: Callable[[bytes], None] = _learns_nothing
+    """Replaces what it has learned by a version (engine/learning/versions.py). Raises ValueError
+    if that is not whole, or another drafter's."""
 
 
 def load_model_drafter(

@@ -11,7 +11,7 @@ import re
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from cluster.checkpoint_files import has_tokenizer
 from engine.errors import InvalidRequest
@@ -24,6 +24,9 @@ MAX_COMPILED = 64
 """A usual one takes a quarter of a megabyte, and none more than some 40 MB (MAX_STATES)."""
 MAX_STATES = 20_000
 """The most states of one grammar's automaton, which take one or two kilobytes each."""
+MAX_PATTERNS, MAX_COUNTED = 100, 20_000
+"""All pattern properties of a schema, whose overlaps are computed, and the sum of its numbers of
+items and properties, which become symbols: compiling so many takes a tenth of a second."""
 WHITESPACE = r"[ \n\r\t]{0,16}"
 """Between two elements of JSON; bounded, so that a model cannot go on with spaces for ever."""
 _MAX_MESSAGE = 300
@@ -132,6 +135,7 @@ def definition(grammar: OutputGrammar) -> str:
             parsed = json.loads(schema)
             if isinstance(parsed, dict) and "x-guidance" in parsed:
                 raise ValueError("x-guidance: options of the compiler are not the client's")
+            _check_counts(parsed)
             return definition
         case "regex":
             return LLMatcher.grammar_from_regex(_CLASS.sub(_ascii_class, grammar.text))
@@ -139,6 +143,27 @@ def definition(grammar: OutputGrammar) -> str:
             return LLMatcher.grammar_from_regex("|".join(map(_escaped, grammar.choices)))
         case "grammar":
             return LLMatcher.grammar_from_lark(gbnf_to_lark(_checked(grammar.text)))
+
+
+_COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties")
+
+
+def _check_counts(schema: Any) -> None:
+    patterns, counted, waiting = 0, 0, [schema]
+    while waiting:
+        match waiting.pop():
+            case dict() as members:
+                named = members.get("patternProperties")
+                patterns += len(named) if isinstance(named, dict) else 0
+                counts = [members.get(name) for name in _COUNTS]
+                counted += sum(count for count in counts if isinstance(count, int))
+                waiting += members.values()
+            case list() as items:
+                waiting += items
+    if patterns > MAX_PATTERNS:
+        raise ValueError(f"patternProperties: more than {MAX_PATTERNS} in the schema; use fewer")
+    if counted > MAX_COUNTED:
+        raise ValueError(f"{', '.join(_COUNTS)}: more than {MAX_COUNTED} together; lower them")
 
 
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)

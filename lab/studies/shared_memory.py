@@ -150,6 +150,7 @@ def _message(name: str, request: Request, avoid: list[str], remember: bool) -> S
         "tenant": "",
         "scope": SHARED,
         "remember": remember,
+        "may_teach": False,
         "speculation": {"enabled": True, "drafter": None, "max_depth": None},
         "trace": False,
         "pause_s": 0.1,

@@ -14,13 +14,14 @@ from benchmarks.prompts.corpus import Corpus, load_corpus
 from benchmarks.prompts.tasks import Source, make_task
 from cluster.built_in_models import DRAFTERS, TARGET, inflated_target, model_path, smollm2_path
 from cluster.cache import cache_dir
+from engine.learning.muon import multiplies_bf16
+from engine.learning.training import DEPTH
 from engine.model import PackedModel
 from engine.verifiers.native import NativeVerifier
 from lab.zoo.batches import Sampler
 from lab.zoo.chat import train_tokenizer
 from lab.zoo.distillation import answer_tasks, distil
-from lab.zoo.head_training import DEPTH, acceptance, train_head
-from lab.zoo.muon import multiplies_bf16
+from lab.zoo.head_training import acceptance, train_head
 from lab.zoo.own_text import GENERAL, KINDS, write_shards
 from lab.zoo.recipe import DRAFTER_RECIPES, TARGET_RECIPE
 from lab.zoo.target_states import observed_shards

@@ -10,13 +10,13 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from benchmarks.prompts.corpus import Corpus
 from benchmarks.prompts.messages import chat_text, user_message
 from benchmarks.prompts.tasks import Source, make_task
+from engine.learning.training import fast_products
 from lab.zoo.batches import Sample, Sampler
 from lab.zoo.recipe import Recipe
 from lab.zoo.training import (
     BATCH_TOKENS,
     ROW_TOKENS,
     Optimizer,
-    fast_products,
     next_token_logits,
     trainable,
     weighted_mean,

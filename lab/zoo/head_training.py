@@ -14,18 +14,16 @@ from torch.nn.functional import log_softmax
 from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaForCausalLM
 
+from engine.learning.training import DEPTH, LATER_STEPS, fast_products, walk
 from lab.zoo.head_model import TrainedHead
 from lab.zoo.own_text import Conversation
 from lab.zoo.resumable import train_resumably
 from lab.zoo.target_states import ObservedText
-from lab.zoo.training import fast_products
 
-DEPTH = 4
 REDUCED_VOCABULARY = 8192
 _BATCH_TOKENS = 2048
 _WARMUP_STEPS = 10  # of a few hundred
 _PROMPT_WEIGHT = 0.1
-_LATER_STEPS = 0.8  # weight of each step against the one before
 _HELD_OUT = 48  # conversations of each kind, for the curve
 
 
@@ -107,7 +105,7 @@ def loss_of(head: TrainedHead, taught: _Taught) -> Tensor:
         log_head = log_softmax(logits[:, :count].float(), -1)
         losses = -(taught.probabilities[:, shift : shift + count] * log_head).sum(-1)
         weights = taught.weights[:, shift + 1 : shift + 1 + count]
-        share = _LATER_STEPS**step
+        share = LATER_STEPS**step
         total = total + share * (losses * weights).sum() / weights.sum().clamp(min=1)
         scale += share
     return total / scale
@@ -150,15 +148,6 @@ def accepted_tokens(text: Conversation, chosen: np.ndarray) -> np.ndarray:
         equal = chosen[last - 1, : len(ahead)] == ahead
         accepted.append(int(np.cumprod(equal).sum()))
     return np.array(accepted, np.int64)
-
-
-def walk(accepted: np.ndarray) -> tuple[int, int]:
-    """The tokens after the first one, and the forwards that commit them."""
-    at = rounds = 0
-    while at < len(accepted):
-        at += int(accepted[at]) + 1
-        rounds += 1
-    return len(accepted), rounds
 
 
 def train_head(

@@ -11,9 +11,10 @@ from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from cluster.cache import written_whole
+from engine.learning.muon import Muon
+from engine.learning.training import fast_products
 from lab.zoo.batches import Batch, Sampler
 from lab.zoo.chat import CONTEXT
-from lab.zoo.muon import Muon, multiplies_bf16
 from lab.zoo.recipe import Recipe
 
 BATCH_TOKENS = 4096
@@ -38,11 +39,6 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-def fast_products() -> torch.autocast:
-    """Autocast to bf16 if the processor multiplies it; otherwise fp32 takes a fifth of its time."""
-    return torch.autocast("cpu", torch.bfloat16, enabled=multiplies_bf16())
 
 
 def training_batch(sampler: Sampler, step: int) -> Batch:

@@ -321,6 +321,43 @@ def test_a_head_may_draft_for_a_target_on_either_backend(tmp_path: Path) -> None
         AppConfig.model_validate({"target": target, "drafters": [head]})
 
 
+@pytest.mark.parametrize(
+    ("problem", "changes"),
+    [
+        (r"0\.learn: only kind eagle3 learns, not model", [{"kind": "model", "model": "zoo/tiny"}]),
+        (r"1\.learn: another drafter learns", [{}, {"name": "other"}]),
+        (r"0\.learn\.tenants: 'beta' has no key", [{"learn": {"tenants": ["beta"]}}]),
+        (r"0\.learn\.share: ", [{"learn": {"share": 0}}]),
+    ],
+)
+def test_learning_that_cannot_be_is_refused(
+    problem: str, changes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    head = {**write_zoo_head(tmp_path / "head"), "learn": {}}
+    args = {"drafters": [{**head, **some} for some in changes], "api_keys": {"alpha": "key"}}
+    (line,) = refused(args)
+    assert re.search(r"drafters\." + problem, line)
+
+
+@pytest.mark.parametrize(
+    ("keys", "named", "teaching"),
+    [
+        ([], [], {"", "alpha", "beta"}),
+        (["alpha", "beta"], [], set()),
+        (["alpha", "beta"], ["alpha"], {"alpha"}),
+        (["alpha", "beta"], ["*"], {"", "alpha", "beta"}),
+    ],
+)
+def test_with_keys_only_tenants_that_are_named_teach_a_head(
+    keys: list[str], named: list[str], teaching: set[str], tmp_path: Path
+) -> None:
+    head = {**write_zoo_head(tmp_path / "head"), "learn": {"tenants": named}}
+    args = {"drafters": [head], "api_keys": {tenant: f"key of {tenant}" for tenant in keys}}
+    config = AppConfig.model_validate(args)
+    assert {tenant for tenant in ("", "alpha", "beta") if config.may_teach(tenant)} == teaching
+    assert not AppConfig().may_teach("alpha")
+
+
 def test_a_head_in_the_place_of_a_whole_model_is_refused(tmp_path: Path) -> None:
     head = write_zoo_head(tmp_path / "head")
     with pytest.raises(ValidationError, match=r"drafters\.0\.kind: .* is a head.* set eagle3"):

@@ -204,6 +204,7 @@ def request(name: str, **changes: Any) -> StreamRequest:
         "scope": SHARED,
         "remember": True,
         "speculation": {"enabled": True, "drafter": None, "max_depth": None},
+        "may_teach": False,
         "trace": False,
         "pause_s": 0.0,
         "avoid": [],

@@ -67,8 +67,8 @@ class SharedFields(Fields):
     prompt_cache_key: Text | None = None
     """Without effect: the prefix cache finds prompts with the same beginning by itself."""
     store: bool | None = None
-    """False: the answer is not kept for later requests to draft from. Nothing can be fetched later:
-    true has no effect."""
+    """False: the answer is not kept for later requests to draft from, nor learned from. Nothing can
+    be fetched later: true has no effect."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = None
     """Only requests of the same client with the same salt reuse what this one leaves: prefix cache
     and past outputs."""
@@ -116,6 +116,11 @@ class SharedFields(Fields):
     @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def may_teach(self) -> bool:
+        """A salt says that nothing is left for other requests, as `store: false` does."""
+        return self.cache_salt is None and self.store is not False
 
     @property
     def given_seed(self) -> int | None:

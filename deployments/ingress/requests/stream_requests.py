@@ -107,6 +107,7 @@ class StreamRequestBuilder:
                         "scope": scope_of(scope_tenant, request.cache_salt),
                         "remember": request.store is not False,
                         "speculation": speculation,
+                        "may_teach": request.may_teach and self._config.may_teach(tenant),
                         "trace": request.spindle.trace,
                         "pause_s": pause_s,
                         "avoid": [],

@@ -108,7 +108,9 @@ def test_more_bandwidth_and_more_acceptance_are_not_slower(
     assert better["no drafts"] == slow["no drafts"]
 
 
-def test_a_thousand_gpus_are_as_many_replicas(models: Path, tmp_path: Path) -> None:
+def test_a_thousand_gpus_are_as_many_replicas(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = str(models / "Qwen3-8B")
     one = plan(tmp_path, model, "--gpus", "1xH100", "--clients", "2")
     many = plan(tmp_path, model, "--gpus", "1024xH100", "--clients", "2048")
@@ -116,10 +118,9 @@ def test_a_thousand_gpus_are_as_many_replicas(models: Path, tmp_path: Path) -> N
     for found in one:
         assert same[found["name"]]["goodput"] == pytest.approx(1024 * found["goodput"])
         assert same[found["name"]]["dollars"] == pytest.approx(found["dollars"])
-        assert found["applications"] == 1
+    assert "verdicts a second pass the one ingress" in capsys.readouterr().out
     (application,) = yaml.safe_load((tmp_path / "plan.yaml").read_text())["applications"]
-    own, of_all = application["args"]["scaling"]["min_replicas"], many[0]["applications"]
-    assert own * of_all >= many[0]["replicas"] > own * (of_all - 1) > 0
+    assert application["args"]["scaling"]["min_replicas"] == many[0]["replicas"]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +210,7 @@ def test_lookups_are_replayed_on_the_texts_of_a_trace(tmp_path: Path) -> None:
 def test_this_machine_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real default model, loaded and timed: worth half a minute, for nothing else runs it."""
+    """The real default model, loaded and timed: worth its minute, for nothing else runs it."""
     monkeypatch.setattr("cluster.plan.candidates.find_spec", lambda name: None)  # vLLM: a minute
     found = plan(tmp_path, "SmolLM2-135M-Instruct", "--clients", "1")
     layouts = {one["name"].partition(": ")[0] for one in found}

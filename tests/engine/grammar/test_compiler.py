@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import json
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from engine.errors import InvalidRequest
 from engine.grammar.compiler import Grammars, definition
 from engine.grammar.spec import MAX_BYTES, OutputGrammar
 
+PATTERNS: dict[str, object] = {f"^(a|b)*{number}$": {} for number in range(101)}
 REFUSED = OutputGrammar("json_schema", " " * (MAX_BYTES + 1), "response_format")
 
 
@@ -48,9 +50,15 @@ def test_a_refused_grammar_names_the_field_of_each_request_and_keeps_none_of_the
         ("grammar", "root ::= [a&&b]", "need a backslash"),
         ("json_schema", '{"x-guidance": {"lenient": true}, "type": "string"}', "x-guidance"),
         ("json_schema", '{"x-guid\\u0061nce": {"lenient": true}, "type": "string"}', "x-guidance"),
+        ("json_schema", json.dumps({"items": {"maxItems": 10**6}}), "more than 20000 together"),
+        (
+            "json_schema",
+            json.dumps({"anyOf": [{"patternProperties": PATTERNS}]}),
+            "patternProperties: more than 100",
+        ),
     ],
 )
-def test_what_the_compiler_would_read_otherwise_is_refused(
+def test_what_the_compiler_would_read_otherwise_or_for_long_is_refused(
     kind: str, text: str, problem: str
 ) -> None:
     with pytest.raises(ValueError, match=problem):

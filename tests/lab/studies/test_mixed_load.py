@@ -15,7 +15,7 @@ def test_at_one_client_every_domain_gains() -> None:
 def test_requests_after_a_high_load_are_served_as_fast_as_after_a_low_one() -> None:
     """The rounds of a high load once made the first lane that drafted afterwards look twice as good
     as all others, and requests stayed on it: 0.88 of the goodput. A bad start can still happen by
-    chance, so the mean is over nine seeds."""
+    chance, so the mean is over four seeds."""
     replica = cluster()
 
     def after(clients: int, seed: int) -> float:
@@ -24,4 +24,4 @@ def test_requests_after_a_high_load_are_served_as_fast_as_after_a_low_one() -> N
         serve(before, replica, seed + 100, clients, lambda _: policies)
         return serve(workload(seed, 48), replica, seed, 1, lambda _: policies)[0]
 
-    assert mean(after(16, seed) / after(1, seed) for seed in range(9)) > 0.95
+    assert mean(after(16, seed) / after(1, seed) for seed in range(4)) > 0.95

@@ -12,20 +12,19 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from cluster.built_in_models import model_path
 from engine.drafters.eagle3_head import Eagle3Head
+from engine.learning.training import DEPTH, walk
 from engine.model import PackedModel
 from engine.verifiers.native import NativeVerifier
 from lab.zoo import __main__ as zoo_command
 from lab.zoo import head_training, own_text
 from lab.zoo.head_model import TrainedHead
 from lab.zoo.head_training import (
-    DEPTH,
     Acceptance,
     accepted_tokens,
     loss_of,
     reduced_vocabulary,
     teach,
     train_head,
-    walk,
 )
 from lab.zoo.own_text import (
     Conversation,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from lab.zoo import muon
-from lab.zoo.muon import Muon
+from engine.learning import muon
+from engine.learning.muon import Muon
 
 
 @pytest.mark.parametrize("bf16", [True, False], ids=["bf16", "fp32"])

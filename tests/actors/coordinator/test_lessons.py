@@ -1,0 +1,167 @@
+"""What a replica hands to a trainer: whole requests that may teach, with the target's features."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from actors.coordinator.estimates import Costs, Estimates
+from actors.coordinator.lessons import Lessons
+from actors.coordinator.loop import Coordinator
+from actors.coordinator.settings import Lane, Limits, Policies
+from actors.learning.replica_side import Answer, ExchangeLessons, Learning, Report
+from cluster.plan.simulator.clock import run
+from engine.learning.lessons import Lesson, LessonMemory
+from engine.model import PackedModel
+from engine.protocol import Drafter
+from engine.verifiers.native import NativeVerifier
+from policies.cost import ForwardCost
+from policies.request import LaneView
+from policies.scheduling.fcfs import fcfs
+from policies.speculation.fixed import Fixed
+from tests.actors.coordinator.fake_hosts import PacedDrafter, PacedVerifier
+from tests.actors.coordinator.policies import Touring
+from tests.actors.coordinator.test_loop import PARAMS, PROMPTS, make_drafter, plainly, read
+from tests.checkpoints import llama
+from tests.engine.drafters.feature_reader import FeatureReader, stock_features
+
+LAYERS = (0, 1)
+MAY_TEACH = {"0": "named", "3": "other"}
+"""By request, its tenant."""
+
+
+LIMITS = Limits(max_batch=4, kv_tokens=1024)
+
+
+def serve(
+    lessons: Lessons, limits: Limits = LIMITS, exchange: ExchangeLessons | None = None
+) -> tuple[list[list[int]], float]:
+    """All prompts, by a lane without features and one that learns, and the virtual time that it
+    took. `exchange`: reaches the trainer."""
+
+    async def serve_all() -> tuple[list[list[int]], float]:
+        drafters: dict[str, Callable[[], Drafter]] = {
+            "near": lambda: make_drafter("near", 0.02),
+            "head": lambda: FeatureReader(make_drafter("head", 0.02), LAYERS),
+        }
+        lanes = [
+            Lane(
+                LaneView(name, name, capacity=8),
+                PacedDrafter(make),
+                feature_layers=LAYERS if name == "head" else (),
+            )
+            for name, make in drafters.items()
+        ]
+        costs = dict.fromkeys(drafters, ForwardCost(0, 0, 0.0003))
+        coordinator = Coordinator(
+            PacedVerifier(lambda: NativeVerifier(PackedModel(llama(), kv_tokens=2048))),
+            lanes,
+            Policies(fcfs(), Touring(6), Fixed()),
+            Estimates(
+                Costs(ForwardCost(0, 1e-5, 0.01), costs, 64, {}, 64), [one.view for one in lanes]
+            ),
+            limits,
+            lessons=lessons,
+        )
+        if exchange is not None:
+            side = Learning("replica", exchange, lessons, {}, lambda *_: None)
+            learning = asyncio.create_task(side.run())
+        streams = [
+            coordinator.submit(
+                str(number),
+                prompt,
+                PARAMS[number],
+                tenant=MAY_TEACH.get(str(number), "unnamed"),
+                may_teach=str(number) in MAY_TEACH,
+            )
+            for number, prompt in enumerate(PROMPTS)
+        ]
+        read_all = list(await asyncio.gather(*map(read, streams)))
+        took_s = asyncio.get_running_loop().time()
+        await asyncio.sleep(60)  # several reports
+        if exchange is not None:
+            assert not learning.done()
+            learning.cancel()
+        await coordinator.close()
+        return read_all, took_s
+
+    return run(serve_all())
+
+
+def test_requests_that_may_teach_do_so_with_all_their_features() -> None:
+    lessons = Lessons(["head"], 4096, LAYERS)
+    lessons.wanted = 10_000
+    assert serve(lessons)[0] == plainly(PROMPTS, PARAMS)
+    taught, served = lessons.take()
+    assert {lesson.tenant for lesson in taught} == {*MAY_TEACH.values()}
+    model = llama()
+    model.set_attn_implementation("eager")
+    for lesson in taught:
+        number = next(int(n) for n, tenant in MAY_TEACH.items() if tenant == lesson.tenant)
+        assert [*lesson.tokens[: lesson.prompt_len]] == PROMPTS[number]
+        expected = stock_features(model, lesson.tokens, LAYERS)[: len(lesson.features)]
+        np.testing.assert_allclose(lesson.features, expected, atol=1e-4)
+        assert lesson.answered == len(lesson.tokens) - lesson.prompt_len
+    assert {(one.version, one.tenant) for one in served} == {(0, "named"), (0, "other")}
+    assert all(0 <= one.first_tokens.tokens <= one.first_tokens.forwards for one in served)
+    assert lessons.take() == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "limits"),
+    [
+        pytest.param(0, LIMITS, id="no room at the trainer"),
+        pytest.param(
+            10_000, Limits(max_batch=4, kv_tokens=1024, feature_tokens=16), id="features dropped"
+        ),
+    ],
+)
+def test_what_is_not_taught_is_counted(wanted: int, limits: Limits) -> None:
+    lessons = Lessons(["head"], limits.feature_tokens, LAYERS)
+    lessons.wanted = wanted
+    assert serve(lessons, limits)[0] == plainly(PROMPTS, PARAMS)
+    assert not lessons.take()[0]
+    assert lessons.passed_over == len(MAY_TEACH)
+
+
+async def stopped(_report: Report) -> Answer:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def killed(_report: Report) -> Answer:
+    raise ConnectionError("the actor died")
+
+
+async def mad(_report: Report) -> Answer:
+    return {"wanted": 9, "lanes": {"none": 3}, "versions": {3: b"not a version"}}  # type: ignore[typeddict-item]
+
+
+@pytest.mark.parametrize("exchange", [stopped, killed, mad])
+def test_streams_take_as_long_as_without_a_trainer_that_does_not_answer(
+    exchange: ExchangeLessons,
+) -> None:
+    lessons = Lessons(["head"], 4096, LAYERS)
+    streams, took_s = serve(lessons, exchange=exchange)
+    assert (streams, took_s) == serve(Lessons((), 0))
+    assert streams == plainly(PROMPTS, PARAMS)
+    assert lessons.versions == {"head": 0}
+
+
+def lesson(tenant: str, tokens: int, mark: int = 0) -> Lesson:
+    return Lesson([mark] * tokens, 4, np.zeros((tokens - 1, 2), np.float32), tenant)
+
+
+def marks(lessons: Sequence[Lesson]) -> list[tuple[str, int]]:
+    return [(one.tenant, one.tokens[0]) for one in lessons]
+
+
+def test_a_tenant_that_floods_the_memory_displaces_its_own_lessons() -> None:
+    memory = LessonMemory(most_tokens=1000)
+    memory.add(lesson("quiet", 300))
+    dropped = sum(memory.add(lesson("flooder", 100, mark)) for mark in range(50))
+    assert dropped == 43
+    taken = memory.take(150)
+    assert marks(taken) == [("quiet", 0)]
+    assert marks(memory.take(150)) == [("flooder", 43), ("flooder", 44)]
