@@ -66,6 +66,10 @@ def _checked(folder: str) -> str:
 
 
 LoraModules = Annotated[
-    dict[str, Annotated[str, AfterValidator(_checked)]], Field(max_length=_MOST)
+    dict[
+        Annotated[str, Field(min_length=1)],  # without a name it would be the target itself
+        Annotated[str, AfterValidator(_checked)],
+    ],
+    Field(max_length=_MOST),
 ]
 """The folders of adapters by their names, as a config gives them."""

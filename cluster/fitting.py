@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.config import AppConfig
-from cluster.footprint import RUNTIME_BYTES, Footprint, footprints
+from cluster.footprint import RUNTIME_BYTES, Footprint, footprints, trainer
 from cluster.placement import ACCELERATOR, HEAD_NODE, HEAD_SHARE, OWN_CPUS, Placement, plan
 
 Node = Mapping[str, float]
@@ -82,20 +82,16 @@ def missing(config: AppConfig, nodes: Sequence[Node], replicas: int | None = Non
     placement = plan(config)
     processes = footprints(config, placement)
     count = config.scaling.min_replicas if replicas is None else replicas
-    demands = [*_demands(placement, processes) * count, *_SERVICES, *_trainer(config)]
+    demands = [*_demands(placement, processes) * count, *_SERVICES]
+    if (learns := trainer(config)) is not None:
+        resources = {"CPU": learns.cpus, "GPU": learns.gpus, "memory": learns.host_bytes}
+        demands.append(Demand(learns.process, resources))
+        processes.append(learns)
     return _unpacked(demands, nodes) or _gpu_memory(placement, processes, nodes)
 
 
 _OWN = {"CPU": OWN_CPUS, "memory": RUNTIME_BYTES}
 _SERVICES = [Demand("ingress", {HEAD_NODE: HEAD_SHARE, **_OWN}), Demand("router", _OWN)]
-
-
-def _trainer(config: AppConfig) -> list[Demand]:
-    if config.learner is None or config.learner.learn is None:
-        return []
-    learn = config.learner.learn
-    resources = {"CPU": learn.cpus, "GPU": learn.gpus, "memory": RUNTIME_BYTES}
-    return [Demand("trainer", resources)]
 
 
 def _demands(placement: Placement, processes: Sequence[Footprint]) -> list[Demand]:

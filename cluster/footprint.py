@@ -14,6 +14,7 @@ from cluster.checkpoints import (
 )
 from cluster.config import AppConfig, DrafterConfig, TargetConfig
 from cluster.config.drafter_kinds import drafter_kind
+from cluster.config.learning import QUEUED_TOKENS
 from cluster.placement import OWN_CPUS, REPLICA, Placement
 from cluster.quantized_targets import needs_bfloat16
 from cluster.sources import parameters_of, quantized_bytes
@@ -37,6 +38,8 @@ class Footprint:
     weights_bytes: int
     """0 if the checkpoint has no safetensors."""
     kv_bytes: int
+    lessons_bytes: int = 0
+    """Of what a head is to learn from, never on a GPU."""
 
     @property
     def gpu_bytes(self) -> int:
@@ -46,7 +49,7 @@ class Footprint:
     def host_bytes(self) -> int:
         """Memory on the node, including weights and KV unless the process has a GPU."""
         models = 0 if self.gpus else self.weights_bytes + self.kv_bytes
-        return RUNTIME_BYTES + models
+        return RUNTIME_BYTES + self.lessons_bytes + models
 
 
 def footprints(config: AppConfig, placement: Placement) -> list[Footprint]:
@@ -55,8 +58,36 @@ def footprints(config: AppConfig, placement: Placement) -> list[Footprint]:
     gpus = placement.replica_options["num_gpus"]
     weights = sum(weights for weights, _ in inline)
     kv = sum(kv for _, kv in inline)
-    own = Footprint("replica", REPLICA, gpus, OWN_CPUS, config.threads, weights, kv)
+    lessons = QUEUED_TOKENS * _lesson_bytes(config.learner, config.target) if config.learner else 0
+    own = Footprint("replica", REPLICA, gpus, OWN_CPUS, config.threads, weights, kv, lessons)
     return [own, *_target(config.target, placement), *_lanes(config, placement)]
+
+
+def trainer(config: AppConfig) -> Footprint | None:
+    """Of the one trainer, in no replica's bundle: the head in float32 and what changes in it four
+    times more (average, served version, momentum, gradient), and three packed versions. What a step
+    computes is not counted."""
+    drafter = config.learner
+    if drafter is None or drafter.learn is None:
+        return None
+    learn, path = drafter.learn, drafter.header_path()
+    assert path is not None
+    outputs = eagle3_shape(path, config.target.architecture().num_hidden_layers).draft_vocab_size
+    head = architecture(path)
+    weights = _head_parameters(drafter, config.target)
+    learned = max(0, weights - (head.vocab_size + outputs) * head.hidden_size)
+    own = (weights + 4 * learned) * _BYTES["float32"] + 3 * learned * _BYTES["bfloat16"]
+    tokens = learn.memory_tokens + 2 * QUEUED_TOKENS  # and those of a report
+    lessons = tokens * _lesson_bytes(drafter, config.target)
+    return Footprint("trainer", -1, learn.gpus, learn.cpus, learn.threads, own, 0, lessons)
+
+
+def _lesson_bytes(drafter: DrafterConfig, target: TargetConfig) -> int:
+    """Of the features of one token."""
+    path = drafter.header_path()
+    assert path is not None
+    shape = eagle3_shape(path, target.architecture().num_hidden_layers)
+    return len(shape.aux_layers) * shape.target_hidden_size * _width(target)
 
 
 def _inline(config: AppConfig) -> Iterator[tuple[int, int]]:
@@ -134,11 +165,18 @@ def _drafter_bytes(drafter: DrafterConfig, target: TargetConfig) -> tuple[int, i
     if drafter.model is None or path is None:
         return 0, 0
     kv = drafter.kv_capacity(target) * architecture(path).kv_values()
-    weights = parameters_of(drafter.model) or 0
     if drafter_kind(drafter.kind).reads_features:
-        shape = eagle3_shape(path, target.architecture().num_hidden_layers)
-        weights += weights_of_target(path, shape.draft_vocab_size)
-    return weights * width, kv * width
+        return _head_parameters(drafter, target) * width, kv * width
+    return (parameters_of(drafter.model) or 0) * width, kv * width
+
+
+def _head_parameters(drafter: DrafterConfig, target: TargetConfig) -> int:
+    path = drafter.header_path()
+    assert drafter.model is not None
+    assert path is not None
+    shape = eagle3_shape(path, target.architecture().num_hidden_layers)
+    own = parameters_of(drafter.model) or 0
+    return own + weights_of_target(path, shape.draft_vocab_size)
 
 
 def _width(model: TargetConfig | DrafterConfig) -> int:

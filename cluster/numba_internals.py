@@ -16,6 +16,7 @@ This is the only module that uses private parts of numba, as of version 0.65.0.
 import ast
 import fcntl
 import hashlib
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from numba.core.caching import CacheImpl, IndexDataCacheFile, InTreeCacheLocator
 
 from cluster.cache import cache_dir
 
+_LOG = logging.getLogger(__name__)
 _ROOT = Path(__file__).resolve().parents[1]
 _VERSIONS = 8
 """Source versions kept per module; the least recently used are deleted."""
@@ -77,11 +79,24 @@ def _one_at_a_time(save: Callable[..., None]) -> Callable[..., None]:
         if not Path(self._cache_path).is_relative_to(_cache_folder()):
             save(self, key, data)
             return
-        with Path(self._cache_path, ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            save(self, key, data)
+        try:
+            with Path(self._cache_path, ".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                save(self, key, data)
+        except OSError as error:
+            _report(error.strerror)
 
     return saved
+
+
+@cache
+def _report(problem: str) -> None:
+    _LOG.warning(
+        "loops are compiled anew at each start, for a minute, as %s cannot keep them: %s. Free "
+        "200 MB there, or name another folder in SPINDLE_CACHE",
+        _cache_folder(),
+        problem,
+    )
 
 
 @cache

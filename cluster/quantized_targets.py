@@ -60,6 +60,20 @@ def cpu_problem(folder: Path, flags: Collection[str] = ()) -> str | None:
     return None
 
 
+@names_checkpoint
+def weight_bits(folder: Path) -> int | None:
+    """Bits of a quantized weight; of a form that is not known 8. None: they are plain numbers."""
+    settings = quantization_settings(folder)
+    if settings is None:
+        return None
+    groups = (settings.get("config_groups") or {}).values()
+    bits: int = max(
+        (group["weights"]["num_bits"] for group in groups),
+        default=settings.get("bits", settings.get("w_bit", 8)),
+    )
+    return bits
+
+
 def _form(settings: Mapping[str, Any]) -> str:
     """One of _NEEDED, or a description of what is none."""
     method = settings.get("quant_method")

@@ -8,11 +8,14 @@ Serve; those that an operator sets are read from the environment (cluster/serve.
 
 import asyncio
 import os
+import resource
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partialmethod
 from typing import Any, ClassVar
 
 import uvicorn.config
+from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deployments.addresses import TRUSTED, Networks, Places, trusted_proxies
@@ -28,6 +31,10 @@ _REFUSAL = (
 _TOO_MANY = b"503 Service Unavailable\r\nretry-after: 1"
 _MOST_PIPELINED = 64
 """Requests of one connection that wait for the one before them; then it is closed."""
+_MOST_WAITING = 2048
+"""Connections that the system may hold ready; libuv accepts all of them at once."""
+_OTHER_FILES = 64
+"""That the process opens later."""
 _EXCESS_S = 1.0
 """The longest that a connection beyond the bound stays open: a client reads why it is closed only
 after it has sent something."""
@@ -75,11 +82,34 @@ def _positive(environment: Mapping[str, str], name: str, default: float) -> floa
 def install() -> None:
     """Has the servers that this process starts from now on bound their connections. They take no
     WebSockets, whose connections none of this would bound."""
-    given = BoundedConnection.bounds = bounds(os.environ)
+    given = _fitted(bounds(os.environ))
+    BoundedConnection.bounds = given
     BoundedConnection.places = given.places("connections", given.connections)
     os.environ.setdefault(TRUSTED, "")  # else uvicorn trusts 127.0.0.1
     uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:BoundedConnection"
     uvicorn.config.WS_PROTOCOLS["auto"] = None
+
+
+def _fitted(given: Bounds) -> Bounds:
+    """With so many connections as the process may have open files: above that libuv closes them
+    without an answer, also those that are only accepted to be refused."""
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    others = len(os.listdir("/proc/self/fd")) + _OTHER_FILES
+    room = max(4, most_files - others)
+    waiting = min(_MOST_WAITING, room // 8)
+    bounded = partialmethod(Config.__init__, backlog=waiting)
+    Config.__init__ = bounded  # type: ignore[assignment, method-assign]
+    most = room // 2
+    if most >= given.connections:
+        return given
+    print(
+        f"Spindle: a proxy may open {most_files} files, so it takes {most} connections at once "
+        f"instead of {given.connections}: raise `ulimit -n` to "
+        f"{2 * given.connections + others}, or lower {CONNECTIONS}",
+        flush=True,
+    )
+    return replace(given, connections=most)
 
 
 class BoundedConnection(HttpToolsProtocol):

@@ -20,9 +20,10 @@ TABLE: dict[str, Any] = yaml.safe_load((TESTS / "compatibility.yaml").read_text(
 REFUSED = TABLE["refused"]
 BEGINNING = """# What works with what
 
-A letter names a test that has both at once, a number says what happens instead; a dot: no test has
-them together. Tests run in fp32 on a CPU: **nothing has been run on a GPU**. Copies are drafters of
-kind `quantized`; quantized weights are the target's; ranks are tensor parallel.
+✓: a test has both at once, named below by its letter. ✗: refused, with the error below. A number
+alone says what happens instead; a dot: no test has them together. Tests run in fp32 on a CPU:
+**nothing has been run on a GPU**. Copies are drafters of kind `quantized`; quantized weights are
+the target's; ranks are tensor parallel.
 
 """
 
@@ -43,16 +44,17 @@ def page() -> str:
 
 
 def _marks() -> dict[frozenset[str], str]:
-    """By pair: the letter of the first test that has both, or the number of a note."""
+    """By pair: the first test that has both, or a note."""
     found: dict[frozenset[str], str] = {}
     for letter, together in zip(ascii_lowercase, TABLE["shown"].values(), strict=False):
         places = [[one] if isinstance(one, str) else one for one in together]
         assert {one for place in places for one in place} <= {*TABLE["features"]}
         for one, other in combinations(places, 2):
             for pair in product(one, other):
-                found.setdefault(frozenset(pair), letter)
+                found.setdefault(frozenset(pair), f"✓ {letter}")
     for number, (pairs, _) in enumerate(_notes(), 1):
-        noted = dict.fromkeys(map(frozenset, pairs), str(number))
+        mark = f"✗ {number}" if number <= len(REFUSED) else str(number)
+        noted = dict.fromkeys(map(frozenset, pairs), mark)
         assert not found.keys() & noted.keys(), "shown, and refused"
         found |= noted
     return found

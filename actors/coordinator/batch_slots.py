@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from actors.coordinator.events import Event, Preempted
 from actors.coordinator.request_state import READY, WAITING, RequestState
 from actors.coordinator.settings import Limits
+from actors.coordinator.stream import Overloaded
 from policies.protocols import Schedule
 
 _KV_BLOCK = 16
@@ -40,6 +41,14 @@ class BatchSlots:
     def running(self) -> list[RequestState]:
         """Those with a batch slot, in the order in which they got it."""
         return list(self._running.values())
+
+    def check_room(self) -> None:
+        """Raises Overloaded if no further request may run or wait."""
+        if len(self._requests) >= self._limits.max_batch + self._limits.max_waiting:
+            raise Overloaded(
+                f"{len(self._requests)} requests run and wait, the most that limits.max_batch and "
+                "limits.max_waiting allow; try again later"
+            )
 
     def is_paused(self, name: str) -> bool:
         """Whether it waits for its reader."""

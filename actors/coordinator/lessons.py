@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from actors.coordinator.events import Event, LaneUp
 from actors.coordinator.request_state import RequestState
+from cluster.config.learning import QUEUED_TOKENS
 from engine.learning.lessons import FEWEST_ANSWER_TOKENS, Lesson, LessonMemory
 from engine.protocol import Verdict
 from policies.learning.judging import Agreement
@@ -24,8 +25,6 @@ _LONGEST_ANSWER = 512
 """Tokens after these are not learned from, which bounds the memory of a training step."""
 _MOST_AT_ONCE = 8
 """Requests whose features are kept until they end."""
-_MOST_TOKENS = 16_384
-"""Of lessons that the trainer has not fetched yet."""
 _MOST_SERVED = 1024
 
 
@@ -51,7 +50,7 @@ class Lessons:
         """Requests that might have taught and were not sampled, or dropped."""
         self._most = most_tokens
         self._collecting: set[str] = set()
-        self._queue = LessonMemory(_MOST_TOKENS)
+        self._queue = LessonMemory(QUEUED_TOKENS)
         self._drafts: dict[str, Counter[tuple[int, bool]]] = {}
         """By request, the drafts of each version, right at their first token or not."""
         self._served: deque[ServedOutcome] = deque(maxlen=_MOST_SERVED)
@@ -115,6 +114,6 @@ class Lessons:
 
     def take(self) -> tuple[list[Lesson], list[ServedOutcome]]:
         """Empties the queues."""
-        lessons, served = self._queue.take(_MOST_TOKENS), [*self._served]
+        lessons, served = self._queue.take(QUEUED_TOKENS), [*self._served]
         self._served.clear()
         return lessons, served

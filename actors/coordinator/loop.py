@@ -25,7 +25,7 @@ from actors.coordinator.lessons import Lessons
 from actors.coordinator.microbatches import MicroBatches
 from actors.coordinator.request_state import GONE, WAITING, RequestState
 from actors.coordinator.settings import Lane, Limits, Policies, Shared
-from actors.coordinator.stream import Cancelled, Overloaded, RequestFailed, Statistics, Stream
+from actors.coordinator.stream import Cancelled, Statistics, Stream
 from actors.coordinator.verifying import Verifying
 from actors.hosts.protocol import KvState, VerifierHost
 from engine.errors import InvalidRequest, SpindleError
@@ -59,11 +59,7 @@ class Coordinator:
         """`lessons`: takes what a drafter learns from."""
         warm_up()
         self._target = verifier.limits
-        if limits.kv_tokens < self._target.max_context:
-            raise ValueError(
-                f"limits.kv_tokens is {limits.kv_tokens}, less than the {self._target.max_context} "
-                "tokens that one request may have: a request could wait for ever"
-            )
+        limits.check_holds(self._target.max_context)
         self._policies = policies
         self._limits = limits
         self._acceptance = estimates.acceptance
@@ -130,12 +126,8 @@ class Coordinator:
         if name in self._requests:
             raise InvalidRequest("request", f"{name!r} is already being served")
         self._lanes.check_drafter(drafter)
-        most = self._limits.max_batch + self._limits.max_waiting
-        if len(self._requests) >= most and not internal:
-            raise Overloaded(
-                f"{len(self._requests)} requests run and wait, the most that limits.max_batch and "
-                "limits.max_waiting allow; try again later"
-            )
+        if not internal:
+            self._slots.check_room()
         served = admit(
             name,
             prompt,
@@ -275,10 +267,7 @@ class Coordinator:
 
     def _leave(self, request: RequestState, now: float) -> None:
         """Removes a finished, failed or cancelled request from slots, policies and hosts."""
-        if request.failed:
-            request.stream.fail(RequestFailed(request.name))
-        elif request.finish is None:
-            request.stream.fail(Cancelled(f"request {request.name!r} was cancelled"))
+        request.end_stream()
         request.stage = GONE
         del self._requests[request.name]
         self._slots.release(request.name)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from actors.coordinator.round_draft import NO_DRAFT, RoundDraft
-from actors.coordinator.stream import Statistics, Stream
+from actors.coordinator.stream import Cancelled, RequestFailed, Statistics, Stream
 from engine.protocol import Finish
 from engine.request import ServedRequest
 from policies.protocols import NO_FIRST_TOKENS, FirstTokens
@@ -122,6 +122,13 @@ class RequestState:
     def fail(self) -> None:
         """Ends it with RequestFailed as soon as no host is working on it."""
         self.failed = self.ends = True
+
+    def end_stream(self) -> None:
+        """Raises for the reader of a request that leaves before its end."""
+        if self.failed:
+            self.stream.fail(RequestFailed(self.name))
+        elif self.finish is None:
+            self.stream.fail(Cancelled(f"request {self.name!r} was cancelled"))
 
     def set_draft(self, draft: RoundDraft) -> None:
         """Hands it to the verifier with this draft; NO_DRAFT decodes it plainly."""

@@ -22,6 +22,14 @@ class Limits(LimitsConfig):
     catch_up_tokens: int = 256
     """Committed tokens in one catch-up order, which bounds how long it delays a micro-batch."""
 
+    def check_holds(self, max_context: int) -> None:
+        """Raises ValueError if one request may have more tokens than the KV memory."""
+        if self.kv_tokens < max_context:
+            raise ValueError(
+                f"limits.kv_tokens is {self.kv_tokens}, less than the {max_context} tokens that "
+                "one request may have: a request could wait for ever"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Lane:

@@ -8,12 +8,10 @@ versions that they have.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Protocol, TypedDict
 
 from actors.coordinator.lessons import Lessons, ServedOutcome
 from actors.hosts.protocol import HostLost
-from engine.errors import InvalidVersion
 from engine.learning.lessons import Lesson
 
 _LOG = logging.getLogger("spindle")
@@ -90,6 +88,8 @@ class Learning:
         self._hosts = hosts
         self._show = show
         self._refused: set[int] = set()
+        self._answered = False
+        """The trainer has, the last time; at the start it is loading."""
 
     async def run(self) -> None:
         while True:
@@ -109,12 +109,18 @@ class Learning:
             served=served,
         )
         self._lessons.wanted = 0  # until it says so again
-        with suppress(Exception):  # no failure of the exchange may affect serving
+        try:
             answer = await asyncio.wait_for(self._exchange(report), _INTERVAL_S)
-            self._lessons.wanted = answer["wanted"]
-            self._show(answer["numbers"], len(lessons), self._lessons.passed_over)
-            self._lessons.passed_over = 0
-            await self._renew(answer)
+        except Exception as error:
+            if self._answered:
+                _LOG.warning("the trainer does not answer; lanes go on as they are: %r", error)
+            self._answered = False
+            return
+        self._answered = True
+        self._lessons.wanted = answer["wanted"]
+        self._show(answer["numbers"], len(lessons), self._lessons.passed_over)
+        self._lessons.passed_over = 0
+        await self._renew(answer)
 
     async def _renew(self, answer: Answer) -> None:
         for lane, version in answer["lanes"].items():
@@ -123,11 +129,11 @@ class Learning:
                 continue
             try:
                 await self._hosts[lane].renew(content)
-            except InvalidVersion as error:
-                if version not in self._refused:
-                    _LOG.error("version %d of a drafter: %s", version, error)
-                self._refused.add(version)
             except HostLost:
                 continue  # its next process is asked again
+            except Exception as error:  # also where memory is short: others go on
+                if version not in self._refused:
+                    _LOG.error("version %d of a drafter is not served: %r", version, error)
+                self._refused.add(version)
             else:
                 self._lessons.versions[lane] = version

@@ -22,6 +22,7 @@ import engine.lean_imports  # noqa: F401  # before models of transformers
 from actors.learning.replica_side import Answer, Numbers, Report
 from cluster.cache import cache_dir
 from cluster.config import DrafterConfig, TargetConfig
+from cluster.config.learning import QUEUED_TOKENS
 from engine.cpu.threads import set_threads
 from engine.drafters.eagle3_head import Eagle3Head
 from engine.learning.lessons import LessonMemory
@@ -33,8 +34,6 @@ from policies.learning.rollout import BASE, Rollout
 _LOG = logging.getLogger("spindle")
 _STEP_TOKENS = 384
 """Answer tokens of one step."""
-_QUEUED_TOKENS = 16_384
-"""Of lessons that wait, prompts included."""
 _LOOKED_AT = 128
 """Requests of each tenant by which versions are compared."""
 _SAVED_EVERY_S = 60.0
@@ -57,7 +56,7 @@ class Trainer:
         self._drafter, self._target, self._learn = drafter, target, drafter.learn
         self._lock = threading.Lock()
         """Guards all below, which both the thread and `exchange` use."""
-        self._queue = LessonMemory(_QUEUED_TOKENS)
+        self._queue = LessonMemory(QUEUED_TOKENS)
         self._rollout = Rollout(_LOOKED_AT)
         self._versions: dict[int, bytes] = {}
         """The canary and what is served; empty until the head is loaded."""
@@ -66,8 +65,8 @@ class Trainer:
         self._changed = threading.Event()
         self._rolled_back = False
         """The thread has still to discard what it has learned since."""
-        self._steps: deque[tuple[float, float]] = deque(maxlen=64)
-        """When each step ended, and the processor's seconds that it took."""
+        self._steps: deque[tuple[float, float]] = deque(maxlen=round(_SILENT_S / _IDLE_S))
+        """When each step of the last minute ended, and the processor's seconds that it took."""
 
     def exchange(self, report: Report) -> Answer:
         with self._lock:
@@ -89,7 +88,7 @@ class Trainer:
             wanted = self._rollout.versions(everywhere) if self._versions else {}
             own = {lane: wanted[f"{replica}/{lane}"] for lane in lanes if wanted}
             return Answer(
-                wanted=max(0, _QUEUED_TOKENS - self._queue.tokens) // len(self._replicas),
+                wanted=max(0, QUEUED_TOKENS - self._queue.tokens) // len(self._replicas),
                 lanes=own,
                 versions={
                     version: self._versions[version]
@@ -100,9 +99,10 @@ class Trainer:
             )
 
     def _decide(self, report: Report) -> None:
-        canary = self._rollout.canary
+        canary, why = self._rollout.canary, "it is worse as served"
         if canary in report["refused"]:
             self._rollout.roll_back()
+            why = "a lane cannot load it"
         elif not self._rollout.decide():
             return
         serving = self._rollout.serving
@@ -111,7 +111,7 @@ class Trainer:
         self._changed.set()
         name = self._drafter.name
         if self._rolled_back:
-            _LOG.warning("version %s of %s is rolled back: it is worse as served", canary, name)
+            _LOG.warning("version %s of %s is rolled back: %s", canary, name, why)
         else:
             _LOG.info("all lanes serve version %s of %s", canary, name)
 
@@ -182,7 +182,8 @@ class Trainer:
             learner.go_on_from((candidate or served).weights)
         except ValueError as error:
             _LOG.error("%s is left out: %s", self._folder, error)
-            served = base
+            served, candidate = base, None
+            learner.compare_with(base.weights)
         learner.tokens = (candidate or served).counts["tokens"]
         with self._lock:
             number = served.counts["version"]
@@ -196,6 +197,8 @@ class Trainer:
         with self._lock:
             if not self._rollout.wants_version:
                 return
+            if self._rollout.canary is not None:  # with which nobody drafted
+                del self._versions[self._rollout.canary]
             self._newest += 1
             version = self._version(learner, self._newest)
             self._versions[self._newest] = packed(version)

@@ -15,7 +15,11 @@ the streams of two replicas and of one; `poison_verifier`: a request that kills 
 among those of one (benchmarks/serving/poison.py; native backend). Names: chaos/poison_N/
 identical_share, answered_s, pause_s, verifiers_lost, drafters_lost.
 
-Exits with 1 when a stream was lost or differed, or a poisoned request did harm.
+Faults of the whole service, each in a `serve run` of its own: signals to it, Ray's processes on the
+head killed, a lost replica, few files, a full folder, one client's long queue
+(benchmarks/serving/whole_service.py; native backend). Names: chaos/NAME/problems.
+
+Exits with 1 when a stream was lost or differed, or anything else was not as it must be.
 """
 
 import asyncio
@@ -37,6 +41,7 @@ from benchmarks.serving.poison import RAISING, VERIFIER_PROCESS, build_poisoned,
 from benchmarks.serving.requests import mixed_requests
 from benchmarks.serving.stream_identity import StreamIdentity
 from benchmarks.serving.streams import ReceivedStream, read_all
+from benchmarks.serving.whole_service import CASES
 from cluster.built_in_models import TARGET
 
 PORT = 8171
@@ -72,13 +77,13 @@ def main() -> None:
     arguments.add_argument("--rounds", type=int, default=10)
     arguments.add_argument("--streams", type=int, default=STREAMS)
     names = [fault.name for fault in (*FAULTS, *HANGS)]
-    arguments.add_argument("--faults", nargs="+", choices=[*names, *POISON])
+    arguments.add_argument("--faults", nargs="+", choices=[*names, *POISON, *CASES])
     arguments.add_argument("--backend", choices=("native", "vllm"), default="native")
     options = arguments.parse_args()
-    drills = POISON if options.backend == "native" else {}
-    wanted = options.faults or [*names, *drills]
-    if {*wanted} - {*names, *drills}:
-        arguments.error("--faults poison_*: not with --backend vllm")
+    drills, cases = (POISON, CASES) if options.backend == "native" else ({}, {})
+    wanted = options.faults or [*names, *drills, *cases]
+    if {*wanted} - {*names, *drills, *cases}:
+        arguments.error("--backend vllm: only faults of drafters, verifiers, replicas and nodes")
     bodies = request_bodies(options.streams)
     identity = StreamIdentity()
     outcomes: dict[str, list[Outcome]] = {}
@@ -103,6 +108,12 @@ def main() -> None:
             print(f"{setting}, poisoned requests: {drilled}", flush=True)
             records += drilled.records(name)
             lost |= not drilled.passed
+    for name, case in cases.items():
+        if name in wanted:
+            problems = asyncio.run(case())
+            print(f"{name}: {'; '.join(problems) or 'as it must be'}", flush=True)
+            records.append(Record(f"chaos/{name}/problems", len(problems), "problems"))
+            lost |= bool(problems)
     publish(records, options.json)
     end_after_ray(1 if lost else 0)
 

@@ -40,15 +40,18 @@ def check_drafters(drafters: Sequence[DrafterConfig], policies: PoliciesConfig) 
 def check_folder(past_outputs_folder: str | None, past_tokens: int) -> None:
     if past_outputs_folder is None:
         return
-    if not Path(past_outputs_folder).is_absolute():
-        raise ValueError(
-            f"past_outputs_folder: {past_outputs_folder!r} depends on where a process runs; give "
-            "an absolute path"
-        )
+    _check_absolute("past_outputs_folder", past_outputs_folder)
     if not past_tokens:
         raise ValueError(
             "past_outputs_folder: no drafter keeps past outputs; add one of kind "
             f"{with_option('past_tokens')} with past_tokens above 0, or leave the folder out"
+        )
+
+
+def _check_absolute(field: str, folder: str) -> None:
+    if not Path(folder).is_absolute():
+        raise ValueError(
+            f"{field}: {folder!r} depends on where a process runs; give an absolute path"
         )
 
 
@@ -222,11 +225,17 @@ def check_learning(drafters: Sequence[DrafterConfig], keys: Mapping[str, str]) -
     if len(learning) > 1:
         raise ValueError(f"drafters.{learning[1]}.learn: another drafter learns; leave one of both")
     for number in learning:
-        kind, learn = drafters[number].kind, drafters[number].learn
+        kind, learn, field = (
+            drafters[number].kind,
+            drafters[number].learn,
+            f"drafters.{number}.learn",
+        )
+        assert learn is not None
         if not drafter_kind(kind).reads_features:
-            problem = f"only kind eagle3 learns, not {kind}; leave it out"
-            raise ValueError(f"drafters.{number}.learn: {problem}")
-        check_tenants(f"drafters.{number}.learn.tenants", learn.tenants if learn else (), keys)
+            raise ValueError(f"{field}: only kind eagle3 learns, not {kind}; leave it out")
+        check_tenants(f"{field}.tenants", learn.tenants, keys)
+        if learn.folder is not None:
+            _check_absolute(f"{field}.folder", learn.folder)
 
 
 def check_vocabulary(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:

@@ -4,8 +4,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from cluster.config.section import Section, within
+from cluster.config.section import AtLeastOne, Cpus, Gpus, Section
 from policies import ranges
+
+QUEUED_TOKENS = 16_384
+"""Tokens of lessons that wait, prompts included: at a replica, and at the trainer."""
 
 
 class LearnConfig(Section):
@@ -16,14 +19,14 @@ class LearnConfig(Section):
     every request (docs/security.md)."""
     folder: str | None = None
     """Where versions are kept, on the trainer's node; null: `learned` in the cache folder."""
-    versions: Annotated[int, within(ranges.AT_LEAST_ONE)] = 4
+    versions: AtLeastOne = 4
     """How many versions are kept there."""
     memory_tokens: Annotated[int, Field(ge=1024, le=ranges.COUNT.most)] = 32_768
     """Tokens of earlier requests that it repeats, in memory alone. Each takes as much as a token of
     `limits.feature_tokens`."""
-    cpus: Annotated[float, within(ranges.COUNT)] = 0.05
+    cpus: Cpus = 0.05
     """CPUs that the trainer reserves in Ray."""
-    gpus: Annotated[float, within(ranges.COUNT)] = 0
+    gpus: Gpus = 0
     """GPUs of the trainer; 0 trains on the CPU."""
-    threads: Annotated[int, within(ranges.AT_LEAST_ONE)] = 1
+    threads: AtLeastOne = 1
     """Computing threads of the trainer."""

@@ -13,7 +13,7 @@ from cluster.checkpoints import architecture
 from cluster.config.backends import BACKENDS, able
 from cluster.config.drafter_kinds import DRAFTER_KINDS, OPTIONS, drafter_kind, with_option
 from cluster.config.learning import LearnConfig
-from cluster.config.section import Section, within
+from cluster.config.section import AtLeastOne, Count, Cpus, Gpus, Section
 from cluster.sources import check_source, checkpoint_folder, header_folder, quantized_bytes
 from policies import ranges
 
@@ -22,12 +22,6 @@ RESERVED_NAMES = ("off", "verifier")
 names an actor."""
 _KV_TOKENS = 32_768
 """The default of drafters that can compute evicted rows again."""
-
-
-def _whole_or_part(gpus: float) -> float:
-    if gpus > 1 and gpus != int(gpus):
-        raise ValueError(f"{gpus} is more than one GPU and no whole number of them")
-    return gpus
 
 
 def _free_name(name: str) -> str:
@@ -46,10 +40,6 @@ DrafterName = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$"), AfterValidator(_free_name)
 ]
 Kind = Annotated[str, AfterValidator(_known_kind)]
-Gpus = Annotated[float, within(ranges.COUNT), AfterValidator(_whole_or_part)]
-Cpus = Annotated[float, within(ranges.COUNT)]
-Count = Annotated[int, within(ranges.COUNT)]
-AtLeastOne = Annotated[int, within(ranges.AT_LEAST_ONE)]
 Tokens = Annotated[int, Field(ge=64, le=ranges.COUNT.most)]
 Threads = AtLeastOne
 Placement = Literal["actor", "inline"]

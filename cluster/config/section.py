@@ -1,11 +1,12 @@
-"""The common base of all config sections, and the form of their errors."""
+"""The common base of all config sections, the quantities in several of them, and the form of their
+errors."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from policies.ranges import Range
+from policies import ranges
 
 
 class Section(BaseModel):
@@ -19,11 +20,23 @@ class Section(BaseModel):
     )
 
 
-def within(limits: Range) -> Any:
+def within(limits: ranges.Range) -> Any:
     """A range as the bounds of a field, for Annotated."""
     if limits.above:
         return Field(gt=limits.least, le=limits.most)
     return Field(ge=limits.least, le=limits.most)
+
+
+def _whole_or_part(gpus: float) -> float:
+    if gpus > 1 and gpus != int(gpus):
+        raise ValueError(f"{gpus} is more than one GPU and no whole number of them")
+    return gpus
+
+
+Gpus = Annotated[float, within(ranges.COUNT), AfterValidator(_whole_or_part)]
+Cpus = Annotated[float, within(ranges.COUNT)]
+Count = Annotated[int, within(ranges.COUNT)]
+AtLeastOne = Annotated[int, within(ranges.AT_LEAST_ONE)]
 
 
 def problems(error: ValidationError) -> Iterator[str]:

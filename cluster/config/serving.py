@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from cluster.config.section import Section, problems, within
+from cluster.config.section import AtLeastOne, Count, Section, problems, within
 from policies import catalogue, ranges
 from policies.microbatch import MicroBatchParams
 from policies.request import Slo
@@ -13,8 +13,6 @@ from policies.scheduling.fairness import FairnessParams
 
 Seconds = Annotated[float, within(ranges.SECONDS)]
 Milliseconds = Annotated[float, within(ranges.SLO_MS)]
-Count = Annotated[int, within(ranges.COUNT)]
-AtLeastOne = Annotated[int, within(ranges.AT_LEAST_ONE)]
 Options = dict[str, Any]
 
 ORDERED_BY_LENGTH = "laps_sd"

@@ -31,7 +31,7 @@ _SMALL_MODELS = ((17.0, 0.75), (68.0, 0.71), (1370.0, 0.57))
 (Leviathan et al. 2023, Table 3)."""
 _LOOKUP_SILENT, _LOOKUP_RIGHT, _LOOKUP_STREAKS = 0.55, 0.45, 0.6
 """Of lookups where the trace has no texts: positions without a proposal, proposals that are right,
-and how alike neighbours are. Measured on answers to Spec-Bench (lab/docs/plan.md)."""
+and how alike neighbours are. Assumed, not measured."""
 _DEPTH = 8
 _STEPS = 33
 """Points of a fitted curve."""

@@ -167,7 +167,7 @@ def _share(drafting: Shape, gpu: Gpu, own: Architecture, head: bool) -> float:
         )
     else:
         wanted = (drafting.weight_bytes + _DRAFTER_KV * drafting.kv_bytes) / gpu.memory
-    return min(0.9, -(-wanted // (0.05 * _USED)) * 0.05)
+    return round(min(0.9, -(-wanted // (0.05 * _USED)) * 0.05), 2)
 
 
 def _on_processors(planned: Planned, fleet: Fleet) -> Iterator[Option | Refused]:

@@ -13,10 +13,11 @@ from typing import Any
 
 from cluster.architecture import Architecture
 from cluster.cache import cache_dir, digest, written_whole
-from cluster.checkpoint_files import quantization, read_json
+from cluster.checkpoint_files import quantization
 from cluster.checkpoints import architecture, eagle3_shape, weights_of_target
 from cluster.config import DrafterConfig, TargetConfig
 from cluster.plan.simulator.hardware import Gpu, Shape, roofline
+from cluster.quantized_targets import weight_bits
 from cluster.sources import header_folder, parameters_of
 from engine.verifiers.vllm.environment import process_environment
 from policies.cost import ForwardCost
@@ -66,11 +67,8 @@ def head_shape(head: str, target: Architecture) -> Shape:
 
 def width_of(model: str) -> float:
     """Bytes of a weight on a GPU."""
-    folder = header_folder(model)
-    if quantization(folder) is None:
-        return 2.0
-    found = read_json(folder / "config.json").get("quantization_config") or {}
-    return float(found.get("bits", 8)) / 8 * 1.06  # with scales
+    bits = weight_bits(header_folder(model))
+    return 2.0 if bits is None else bits / 8 * 1.06  # with scales
 
 
 def by_rates(

@@ -107,8 +107,8 @@ def _gpus_here() -> dict[str, int]:
     found: dict[str, int] = {}
     for gpu in _AS_PRINTED.iterdir() if _AS_PRINTED.is_dir() else ():
         model = (gpu / "information").read_text().splitlines()[0]
-        words = model.upper().replace("-", " ").split()
-        name = next((one for one in GPUS if one in words), None)
+        words = model.upper().replace("-", " ").replace("40GB", "40G").split()
+        name = next((one for one in GPUS if {*one.split("-")} <= {*words}), None)
         if name is None:
             raise ValueError(
                 f"--gpus: {model.strip()} is not in the table: name one that is like it"

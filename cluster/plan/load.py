@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,8 @@ def traced(file: Path, tokenize: Tokenize, slo: Slo, context: int, clients: int 
             raise ValueError(
                 f"--trace: {where}: {first_line(error)}; a row has {_FIELDS}"
             ) from error
-        if min(lengths) < 1 or at_s < 0:
-            raise ValueError(f"--trace: {where}: a length below 1 or a time below 0")
+        if min(lengths) < 1 or not 0 <= at_s < inf:
+            raise ValueError(f"--trace: {where}: a length below 1, or a time that is not from 0 on")
         asked, answered = (min(one, context // 2) for one in lengths)
         arrivals.append(
             Arrival(f"r{len(arrivals)}", at_s, asked, answered, max_tokens=answered, slo=slo)

@@ -26,6 +26,7 @@ from deployments.ingress.answers.completion_bodies import (
 from deployments.ingress.answers.json_text import Body
 from deployments.ingress.answers.output_text import Echo, StopRule, echo
 from deployments.ingress.clients import Client, Keys, Shares, trusted
+from deployments.ingress.draining import Draining
 from deployments.ingress.errors import ApiError, quoted
 from deployments.ingress.failover import FailoverStream
 from deployments.ingress.heartbeat_sender import HeartbeatSender
@@ -54,9 +55,8 @@ class Api:
         keys = resolved("api_keys", config.api_keys, os.environ)
         self.keys = Keys(keys, config.priority_for, config.operators)
         self.version = version()
-        # By gRPC, which takes 1 to 2 ms less than Ray's own calls. A handle's transport is set
-        # where the handle is made, possibly without the environment of cluster/serve.env, so it is
-        # set again here.
+        # By gRPC, which takes 1 to 2 ms less than Ray's own calls. It was set where the handle was
+        # made, possibly without the environment of cluster/serve.env.
         replicas = replicas.options(_by_reference=False)
         self.replicas = replicas
         self._streaming = replicas.options(stream=True)
@@ -70,7 +70,8 @@ class Api:
             ingress, replicas, config.limits, self.metrics.replica_lost
         )
         self._shares = Shares(config, lambda: len(self._heartbeats.replicas))
-        self._readiness = Readiness(replicas, self._heartbeats)
+        self.readiness = Readiness(replicas, self._heartbeats)
+        self.draining = Draining(self._shares, config.scaling.drain_s)
         self.reader = Reader(self.tokens)
         self.ignored_fields = IgnoredFields()
         self._looking = asyncio.Lock()
@@ -82,12 +83,13 @@ class Api:
 
     async def health(self) -> Body:
         """Raises ApiError 503 while no replica can serve."""
+        self.draining.check()
         await self.ready()
-        return {"status": "ok", "drafters_down": self._readiness.drafters_down}
+        return self.readiness.body
 
     async def ready(self) -> TargetLimits:
         """Returns the target's limits; raises ApiError 503 while no replica can serve."""
-        self._limits = await self._readiness.check()
+        self._limits = await self.readiness.check()
         return self._limits
 
     async def metrics_text(self) -> bytes:
@@ -131,19 +133,18 @@ class Api:
         limits = self._limits or await self.ready()
         most = self._shares.largest_request
         choices = self._builder.check_size(request, client, limits, most)
-        self._shares.take(client, choices)
+        self.draining.admit(client, choices)
 
         def on_close(answer: Answer) -> None:
-            self._shares.give_back(client, choices)
+            self.draining.end(client, choices, answer)
             self.log.ended(answer, client.tenant, request.model)
 
         try:
             answer = await self._answer(request, client.tenant, limits, on_close, request_id)
         except BaseException:
-            self._shares.give_back(client, choices)
+            self.draining.end(client, choices, None)
             raise
-        await answer.open()
-        return answer
+        return await self.draining.begun(answer)
 
     async def _answer(
         self,

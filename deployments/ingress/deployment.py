@@ -11,6 +11,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from cluster.config import AppConfig
+from deployments import watchdog
 from deployments.logs import forward_to_serve
 from deployments.ray_internals import serve_details
 
@@ -30,13 +31,15 @@ class Ingress:
         self._api = Api(config, replica)
         self._grpc: GrpcServer | None = None
         loop = asyncio.get_running_loop()
-        self._starting = loop.create_task(self._start_grpc())
+        self._starting = loop.create_task(self._start())
         self._exporting = loop.create_task(self._api.metrics.keep_exported())
+        self._watching = loop.create_task(self._api.readiness.clock.run())
         # Or the garbage collector, which a large request sets going, would walk through all modules
         # and the tokenizer, too: for half a second.
         gc.freeze()
 
-    async def _start_grpc(self) -> None:
+    async def _start(self) -> None:
+        await asyncio.to_thread(watchdog.start)
         if self._config.grpc is None:
             return
         from deployments.ingress.grpc import GrpcServer
@@ -49,8 +52,14 @@ class Ingress:
         """Called by Serve when this ingress stops, after its calls over HTTP and by handle."""
         self._starting.cancel()
         self._exporting.cancel()
+        self._watching.cancel()
         if self._grpc is not None:
             await self._grpc.stop(self._config.scaling.drain_s)
+
+    async def drain(self) -> None:
+        """Refuses requests from now on, and returns when none is under way
+        (deployments/stopping.py)."""
+        await self._api.draining.drain()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve after the constructor."""

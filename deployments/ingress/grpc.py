@@ -113,7 +113,7 @@ class GrpcServer:
         except ApiError as error:
             await abort(context, error)
         with suppress(ApiError):
-            await self._api.ready()
+            await self._api.health()
             return HealthCheckResponse(status=HealthCheckResponse.SERVING)
         return HealthCheckResponse(status=HealthCheckResponse.NOT_SERVING)
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable
 from typing import TypeVar
 
 from ray.serve.handle import DeploymentHandle
 
+from deployments.ingress.answers.json_text import Body
 from deployments.ingress.errors import ApiError
 from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.messages import Routed
@@ -14,6 +16,11 @@ from engine.request import TargetLimits
 
 _LOG = logging.getLogger(__name__)
 _WAIT_S = 2.0
+
+_READ_CLOCK_S = 1.0
+_LOG_CLOCK_S = 60.0
+_CLOCK_STEP_S = 1.0
+"""A change of the system's clock that is no drift."""
 
 Answer = TypeVar("Answer")
 
@@ -35,16 +42,54 @@ _MAX_CALLS = 8
 """The most calls for one check."""
 
 
+class ClockWatch:
+    """Notices that the system's clock is set back, by one that never is. Serve takes its times from
+    the system's, so it replaces no lost replica until that is where it was."""
+
+    def __init__(self) -> None:
+        self._ahead_s: float | None = None
+        """How far the system's clock was ahead of the other one."""
+        self._until_s = 0.0
+
+    def read(self, system_s: float, monotonic_s: float) -> float:
+        """Seconds until the system's clock is where it was; 0 if it was not set back."""
+        ahead_s = system_s - monotonic_s
+        back_s = 0.0 if self._ahead_s is None else self._ahead_s - ahead_s
+        self._ahead_s = ahead_s
+        if abs(back_s) > _CLOCK_STEP_S:
+            self._until_s = max(self._until_s, monotonic_s) + back_s
+        return max(0.0, self._until_s - monotonic_s)
+
+    @property
+    def warning(self) -> str:
+        """Empty unless the clock was set back."""
+        left_s = self.read(time.time(), time.monotonic())
+        back = f"the system's clock was set back: for {left_s:.0f} s more Serve replaces no replica"
+        return back if left_s else ""
+
+    async def run(self) -> None:
+        """Logs it."""
+        while True:
+            warning = self.warning
+            if warning:
+                _LOG.warning("%s; have clocks slewed, never stepped", warning)
+            await asyncio.sleep(_LOG_CLOCK_S if warning else _READ_CLOCK_S)
+
+
 class Readiness:
     def __init__(self, replicas: DeploymentHandle, heartbeats: HeartbeatSender) -> None:
         self._replicas = replicas
         self._heartbeats = heartbeats
-        self.drafters_down = 0
+        self.clock = ClockWatch()
+        self._now = asyncio.get_running_loop().time
+        self._drafters_down = 0
         """How many the replica that answered last has lost."""
+        self._has_answered = False
+        self._silent_since_s: float | None = None
+        """When a check first found no replica that answers, after one had."""
 
     async def check(self) -> TargetLimits:
         """The limits from the first replica that answers; raises ApiError 503 if none does."""
-        problem = "starting: no replica answers yet"
         calls: list[Routed] = []
         waiting: dict[asyncio.Task[TargetLimits], Routed] = {}
         try:
@@ -61,7 +106,6 @@ class Readiness:
                     if error is None:
                         return call.result()
                     _LOG.warning("a replica cannot serve: %s", error)
-                    problem = "no replica can serve now"
         finally:
             for call_args in calls:
                 self._heartbeats.record_replicas(call_args.get("replicas"))
@@ -69,7 +113,23 @@ class Readiness:
                 call.cancel()
                 if call_args["routed_to"] is not None:
                     self._heartbeats.probe(call_args["routed_to"])
-        raise ApiError(503, problem)
+        raise ApiError(503, self._silence())
+
+    @property
+    def body(self) -> Body:
+        """What `/health` says after a successful check."""
+        warning = {"warning": self.clock.warning} if self.clock.warning else {}
+        return {"status": "ok", "drafters_down": self._drafters_down, **warning}
+
+    def _silence(self) -> str:
+        if not self._has_answered:
+            return "starting: no replica answers yet"
+        self._silent_since_s = self._silent_since_s or self._now()
+        silent_s = self._now() - self._silent_since_s
+        return (
+            f"no replica has answered for {silent_s:.0f} s: the last one is lost or hangs; "
+            f"{self.clock.warning or 'Serve starts another (`serve status`)'}"
+        )
 
     def _call_args(self, before: list[Routed]) -> Routed:
         """The arguments of the next call: avoid silent replicas and those called before, if others
@@ -83,7 +143,8 @@ class Readiness:
             target = await call
         finally:
             call.cancel()
-        self.drafters_down = len(target["down"])
+        self._has_answered, self._silent_since_s = True, None
+        self._drafters_down = len(target["down"])
         return TargetLimits(
             target["vocab_size"],
             target["max_context"],

@@ -65,7 +65,7 @@ class VersionFolder:
         kept = {self._serving(), *self._numbers()[-self._most :]}
         for old in self._numbers():
             if old not in kept:
-                self._file(old).unlink(missing_ok=True)
+                self._remove(self._file(old))
 
     def serve(self, number: int) -> None:
         """Notes which version all lanes serve, for the next start."""
@@ -108,6 +108,12 @@ class VersionFolder:
                 partial.write_bytes(content)
         except OSError as error:
             _LOG.error("%s is not kept: %s", file, error)
+
+    def _remove(self, file: Path) -> None:
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            _LOG.error("%s is not removed: %s", file, error)
 
     def _read(self, file: Path) -> Version | None:
         try:

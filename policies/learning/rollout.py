@@ -13,6 +13,9 @@ from policies.learning.judging import BEYOND_NOISE, ENOUGH, Agreement, Window, s
 
 BASE = 0
 """The version that the config names."""
+UNUSED = 1024
+"""Requests that are judged while none ends for which the canary has drafted: then a newer candidate
+takes its place."""
 _MOST_TENANTS = 50
 """More than these are looked at together."""
 _OTHERS = "\0others"
@@ -25,6 +28,8 @@ class Rollout:
     serving: int = BASE
     canary: int | None = None
     window: Window = field(init=False)
+    _unused: int = 0
+    """Requests judged since the canary began, or drafted for the last one."""
     _tenants: set[str] = field(default_factory=set)
     _served: dict[int, dict[str, deque[Agreement]]] = field(default_factory=dict)
     """By version and tenant, the last requests as served."""
@@ -35,21 +40,25 @@ class Rollout:
     @property
     def wants_version(self) -> bool:
         """Whether the candidate should become a version now."""
-        return self.canary is None and self.window.better
+        in_use = self.canary is not None and self._unused < UNUSED
+        return not in_use and self.window.better
 
     def begin(self, version: int) -> None:
         """One lane serves it from now on."""
+        self._forget_canary()
         self.canary = version
-        self._served.pop(version, None)
 
     def judged(self, tenant: str, served: Agreement, candidate: Agreement) -> None:
         """A request from which neither has learned yet."""
+        self._unused += 1
         self.window.add(self._counted(tenant), served, candidate)
 
     def served(self, version: int, tenant: str, agreement: Agreement) -> None:
         """A request that has ended, by the version that drafted for it."""
         if version not in (self.serving, self.canary) or not agreement.forwards:
             return
+        if version == self.canary:
+            self._unused = 0
         by_tenant, tenant = self._served.setdefault(version, {}), self._counted(tenant)
         by_tenant.setdefault(tenant, deque(maxlen=self.most)).append(agreement)
 
@@ -79,8 +88,13 @@ class Rollout:
 
     def roll_back(self) -> None:
         """Also where a lane cannot serve the canary."""
-        self.canary = None
+        self._forget_canary()
         self.window.clear()
+
+    def _forget_canary(self) -> None:
+        if self.canary is not None:
+            self._served.pop(self.canary, None)
+        self.canary, self._unused = None, 0
 
     def _counted(self, tenant: str) -> str:
         if len(self._tenants) < _MOST_TENANTS:

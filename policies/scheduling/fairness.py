@@ -21,6 +21,9 @@ TURN_S = 1.0
 TURN_SHARE = 0.1
 """The largest share of all slot time that goes to turns, so that under overload, when all requests
 wait for long, the inner schedule still decides the rest."""
+PATIENT_TOKENS = 30
+"""A request for fewer tokens starves that much sooner, so that it does not wait as long for long
+outputs of its own client as these do for each other."""
 TENANT_SLACK_S = 1.0
 """Slot time by which a tenant may be ahead of another before it loses a slot to it, so that tenants
 of equal service do not swap in every round."""
@@ -29,8 +32,8 @@ of equal service do not swap in every round."""
 @dataclass(frozen=True, slots=True)
 class FairnessParams:
     starve_after_s: float = 30.0
-    """A request that has waited for this long gets a turn: it runs before all others. The longest
-    wait comes first."""
+    """A request that has waited for this long, or less if it asks for fewer than 30 tokens, gets a
+    turn: it runs before all others. The longest wait beyond that comes first."""
     late_share: float = 0.1
     """New requests wait while more than this share of the running requests with a TPOT are late
     (triage.py); 1: never."""
@@ -153,20 +156,22 @@ class FairSchedule:
 
     def _start_turns(self, requests: Sequence[RequestView], slots: int, now: float) -> None:
         """Starts turns at the rate at which they use up TURN_SHARE."""
-        latest = now - self._params.starve_after_s
-        starving = [
-            view
+        starving = sorted(
+            (starves_s, *by_arrival(view))
             for view in requests
-            if self._waiting_since[view.name] <= latest and view.name not in self._turns
-        ]
+            if (starves_s := self._starves_s(view)) <= now and view.name not in self._turns
+        )
         if not starving:
             self._next_turn_s = max(self._next_turn_s, now)
-        starving.sort(key=lambda view: (self._waiting_since[view.name], *by_arrival(view)))
-        for view in starving:
+        for _, _, name in starving:
             if now < self._next_turn_s:
                 break
-            self._turns[view.name] = None
+            self._turns[name] = None
             self._next_turn_s += TURN_S / (TURN_SHARE * max(1, slots))
+
+    def _starves_s(self, view: RequestView) -> float:
+        share = min(1.0, view.max_tokens / PATIENT_TOKENS)
+        return self._waiting_since[view.name] + share * self._params.starve_after_s
 
     def _interleave_tenants(
         self, preferred: Sequence[str], placed: Counter[str], held: Counter[str]

@@ -13,6 +13,7 @@ from cluster.check import Application, main, read
 from cluster.config import AppConfig
 from cluster.fitting import Node, missing, parse_node
 from tests.cluster.checkpoints import write
+from tests.cluster.test_config import write_zoo_head
 
 TINY = {"name": "tiny", "model": "zoo/tiny"}
 TWO_GPUS = {"CPU": 8.0, "GPU": 2.0, "memory": 64e9}
@@ -43,6 +44,20 @@ def test_weights_without_a_kernel_on_this_processor_do_not_fit(
     assert main([file]) == 1
     assert "processor: target.model: this processor lacks AVX-512" in capsys.readouterr().err
     assert main([file, "--node", "CPU=8"]) == 0, "another one may have it"
+
+
+def test_what_learning_takes_is_asked_of_the_nodes(tmp_path: Path) -> None:
+    """Three layers of the target in float32 for each token of a lesson."""
+    head = write_zoo_head(tmp_path / "head")
+    width = AppConfig().target.architecture().hidden_size
+
+    def lacking(tokens: int) -> list[str]:
+        drafters = [{**head, "learn": {"memory_tokens": tokens}}]
+        return missing(AppConfig.model_validate({"drafters": drafters}), [TWO_GPUS])
+
+    assert lacking(2048) == []
+    (line,) = lacking(int(64e9 / (3 * width * 4)))
+    assert line.startswith("memory: trainer needs memory 6")
 
 
 def test_the_table_shows_every_process_and_what_it_takes(

@@ -328,6 +328,8 @@ def test_a_head_may_draft_for_a_target_on_either_backend(tmp_path: Path) -> None
         (r"1\.learn: another drafter learns", [{}, {"name": "other"}]),
         (r"0\.learn\.tenants: 'beta' has no key", [{"learn": {"tenants": ["beta"]}}]),
         (r"0\.learn\.share: ", [{"learn": {"share": 0}}]),
+        (r"0\.learn\.gpus: 1\.5 is more than one GPU", [{"learn": {"gpus": 1.5}}]),
+        (r"0\.learn\.folder: 'here' depends on where", [{"learn": {"folder": "here"}}]),
     ],
 )
 def test_learning_that_cannot_be_is_refused(

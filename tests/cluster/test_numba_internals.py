@@ -102,6 +102,22 @@ def test_a_loop_is_compiled_anew_when_one_that_it_calls_has_changed(tmp_path: Pa
     assert call(project(root, 1), kept) == [6, 0], "both are kept"
 
 
+def test_a_folder_that_takes_nothing_is_reported_in_one_line(tmp_path: Path) -> None:
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", full + CALL],
+        cwd=project(tmp_path / "project", 1),
+        env={**os.environ, "SPINDLE_CACHE": str(tmp_path / "kept")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.split() == ["6", "1"]
+    (line,) = done.stderr.splitlines()
+    assert str(tmp_path / "kept") in line
+    assert "SPINDLE_CACHE" in line
+
+
 def test_a_process_waits_while_another_one_writes_the_same_index(tmp_path: Path) -> None:
     kept, root = tmp_path / "kept", project(tmp_path / "project", 3)
     call(root, kept)

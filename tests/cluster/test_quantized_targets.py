@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.quantized_targets import cpu_problem, needs_bfloat16
+from cluster.quantized_targets import cpu_problem, needs_bfloat16, weight_bits
 
 AVX2, AVX512, AMX = {"avx2"}, {"avx2", "avx512f"}, {"avx2", "avx512f", "amx_tile"}
 
@@ -62,3 +62,20 @@ def test_only_integers_of_8_bits_run_in_float32(tmp_path: Path) -> None:
     ]
     plain = checkpoint(tmp_path, None)
     assert (cpu_problem(plain, AVX2), needs_bfloat16(plain)) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "bits"),
+    [
+        (None, None),
+        ({"quant_method": "gptq", "bits": 4}, 4),
+        ({"quant_method": "awq", "w_bit": 4}, 4),
+        (tensors(4), 4),
+        (tensors(8, 8, type="float"), 8),
+        (FP8_BLOCKS, 8),
+    ],
+)
+def test_bits_of_a_weight(
+    settings: dict[str, Any] | None, bits: int | None, tmp_path: Path
+) -> None:
+    assert weight_bits(checkpoint(tmp_path, settings)) == bits

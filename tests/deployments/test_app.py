@@ -37,7 +37,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def app(log: Path) -> Iterator[str]:
+def server(log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The zoo's config but for the target's size and dtype, the port, small limits and fixed
     policies: verifier, drafters and router in actors of their own."""
     config = yaml.safe_load((ROOT / "cluster" / "zoo.yaml").read_text())
@@ -74,10 +74,16 @@ def app(log: Path) -> Iterator[str]:
             time.sleep(0.5)
         else:
             pytest.fail(log.read_text())
-        yield URL
+        yield server
     finally:
         server.send_signal(signal.SIGINT)  # `serve run` takes its own Ray down with it
         server.wait(120)
+
+
+@pytest.fixture
+def app(server: subprocess.Popen[bytes]) -> str:
+    assert server.poll() is None
+    return URL
 
 
 def ask(app: str, **fields: Any) -> requests.Response:
@@ -117,6 +123,22 @@ def test_the_terminal_shows_progress_and_then_what_to_try(app: str, log: Path) -
     (command,) = re.findall(r"Try: (curl .*)", shown)
     answer = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=60)
     assert json.loads(answer.stdout)["choices"][0]["message"]["content"]
+
+
+def test_ctrl_c_lets_answers_end_and_refuses_others(
+    app: str, server: subprocess.Popen[bytes], log: Path
+) -> None:
+    """The last one that asks this application."""
+    stream = ask(app, n=4, max_tokens=400, temperature=0, ignore_eos=True, stream=True)
+    events = stream.iter_lines()
+    next(events)
+    server.send_signal(signal.SIGINT)
+    eventually(lambda: ask(app, max_tokens=1).status_code == 503, "requests are refused")
+    received = list(events)
+    assert received[-2] == b"data: [DONE]"
+    assert b"".join(received).count(b'"finish_reason": "length"') == 4
+    assert server.wait(60) == 0
+    assert "stack trace" not in log.read_text()
 
 
 def test_a_target_on_vllm_needs_vllm_installed(monkeypatch: pytest.MonkeyPatch) -> None:

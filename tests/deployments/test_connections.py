@@ -3,6 +3,8 @@ proxies run."""
 
 import asyncio
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -234,6 +236,45 @@ def test_a_client_that_takes_nothing_of_its_answer_is_left(monkeypatch: pytest.M
             return not reader.at_eof()
 
     assert asyncio.run(left())
+
+
+FEW_FILES = """
+import asyncio, resource, socket, uvicorn
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+from deployments.proxy import middlewares
+
+async def served(scope, receive, send):
+    await asyncio.sleep(0.5)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+middlewares()
+bound = socket.create_server(("127.0.0.1", 0))
+print(bound.getsockname()[1], flush=True)
+uvicorn.Server(uvicorn.Config(served, lifespan="off", loop="uvloop")).run(sockets=[bound])
+"""
+
+
+def test_with_few_files_every_connection_is_answered() -> None:
+    """In a process of its own, on the loop of Serve's proxies, which closes what has no file."""
+
+    async def ask(port: int) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(COMPLETE)
+        answer = await reader.read(12)
+        writer.close()
+        return answer
+
+    async def ask_all(port: int) -> list[bytes]:
+        return await asyncio.gather(*(ask(port) for _ in range(240)))
+
+    command = [sys.executable, "-c", FEW_FILES]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "may open 200 files, so it takes" in process.stdout.readline()
+        answers = asyncio.run(ask_all(int(process.stdout.readline())))
+        process.terminate()
+    assert set(answers) == {b"HTTP/1.1 200", b"HTTP/1.1 503"}
 
 
 @pytest.mark.parametrize(

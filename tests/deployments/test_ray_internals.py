@@ -4,13 +4,18 @@ import inspect
 
 import pytest
 import ray
+from ray._private import ray_constants, worker
 from ray.serve._private.http_util import ASGIReceiveProxy
 from ray.serve.context import _get_global_client
 from ray.serve.request_router import RequestRouter
 from ray.util.metrics import Counter
 
+from benchmarks.serving.app import ray_environment
+from deployments import stopping
 from deployments.ray_internals import READ_IN
 from deployments.routing import PrefixRouter
+
+HOOK = f"{stopping.__name__}.{stopping.in_serve_run.__name__}"
 
 
 def test_ray_has_the_version_in_which_its_internals_were_read() -> None:
@@ -40,6 +45,8 @@ def test_a_part_that_is_not_public_is_as_it_was(
 
 
 def test_names_that_are_looked_up_in_their_text() -> None:
+    assert "ray_constants.RAY_RUNTIME_ENV_HOOK in os.environ" in inspect.getsource(worker)
+    assert ray_environment()[ray_constants.RAY_RUNTIME_ENV_HOOK] == HOOK
     assert "_receive_asgi_messages" in inspect.getsource(ASGIReceiveProxy)
     assert "_pending_requests_to_fulfill" in inspect.getsource(inspect.getmodule(RequestRouter))  # type: ignore[arg-type]
     assert callable(_get_global_client)

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any, TypedDict
 
 from deployments.ingress.answers.output_text import AnswerText, Echo, StopRule, TextPiece
-from deployments.ingress.answers.trace import trace_body
+from deployments.ingress.answers.trace import decision, trace_body
 from deployments.ingress.failover import FailoverStream
 from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.ingress.parsing.parser import Content, Delta, FormatParser
 from deployments.ingress.tokenizer import Tokens
-from deployments.messages import SpeculationFields
 from engine.protocol import Finish, TokenLogprobs
 
 
@@ -165,18 +164,6 @@ class Choice:
         }
 
 
-def decision(speculation: SpeculationFields, drafted: bool) -> str:
-    """Who drafted and why, for the client."""
-    if not speculation["enabled"]:
-        return "no drafts: the request asks for none"
-    if speculation["drafter"] is not None:
-        chosen = f"drafter {speculation['drafter']}: the request asks for it"
-        return chosen if drafted else f"{chosen}; it had nothing to propose"
-    if not drafted:
-        return "no drafts: lookups found none, and none by a model was expected to gain"
-    return "drafters and depths chosen round by round, by what was expected to gain"
-
-
 def _with_echo(echo: Echo, piece: Piece, logprobs: Sequence[TokenLogprobs] | None) -> Piece:
     """The piece preceded by the echoed prompt. `logprobs`: those of its tokens except the first,
     if requested."""
@@ -218,6 +205,7 @@ class Answer:
         self._closed = False
         self.error: BaseException | None = None
         """The error that ended the answer early."""
+        self._openings: list[asyncio.Task[None]] = []
         self._readers: list[asyncio.Task[None]] = []
         # Size 1, so that nothing accumulates here: a client that does not read blocks only its own
         # choices.
@@ -227,17 +215,18 @@ class Answer:
         """Raises ApiError if a choice is refused, after cancelling the others."""
         for choice in self.choices:
             self._heartbeats.add(choice.failover_stream)
-        openings = [asyncio.create_task(one.failover_stream.open()) for one in self.choices]
+        opens = [one.failover_stream.open() for one in self.choices]
+        openings = self._openings = [asyncio.create_task(one) for one in opens]
         try:
             await asyncio.gather(*openings)
             self._heartbeats.record_replicas(self.choices[0].failover_stream.replicas)
         except BaseException as error:
-            self.error = error
+            self.error = error = self.error or error
             for opening in openings:
                 opening.cancel()
             await asyncio.gather(*openings, return_exceptions=True)
             self.close()
-            raise
+            raise error
 
     async def pieces(self) -> AsyncIterator[tuple[Choice, Piece]]:
         """Yields all choices' pieces. Requesting the next piece means that the last one has been
@@ -261,6 +250,13 @@ class Answer:
                 await self._queue.put((choice, piece))
         except Exception as error:
             await self._queue.put((choice, _ChoiceFailed(error)))
+
+    async def fail(self, error: Exception) -> None:
+        """Ends it early; returns when its reader has been told."""
+        self.error = error
+        for task in (*self._openings, *self._readers):
+            task.cancel()
+        await self._queue.put((self.choices[0], _ChoiceFailed(error)))
 
     def _end(self, choice: Choice) -> None:
         choice.failover_stream.close()

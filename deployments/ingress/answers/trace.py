@@ -1,10 +1,10 @@
-"""How a client sees a round of its request (docs/api.md, "Traces")."""
+"""How a client sees who drafted for its request, in all and by round (docs/api.md, "Traces")."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from deployments.ingress.tokenizer import Tokens
-from deployments.messages import Committed
+from deployments.messages import Committed, SpeculationFields
 from policies.tree import ROOT
 
 
@@ -42,3 +42,15 @@ def trace_body(
             for place, node in enumerate(trace["nodes"])
         ],
     }
+
+
+def decision(speculation: SpeculationFields, drafted: bool) -> str:
+    """Who drafted and why, for the client."""
+    if not speculation["enabled"]:
+        return "no drafts: the request asks for none"
+    if speculation["drafter"] is not None:
+        chosen = f"drafter {speculation['drafter']}: the request asks for it"
+        return chosen if drafted else f"{chosen}; it had nothing to propose"
+    if not drafted:
+        return "no drafts: lookups found none, and none by a model was expected to gain"
+    return "drafters and depths chosen round by round, by what was expected to gain"

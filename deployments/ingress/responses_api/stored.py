@@ -57,6 +57,8 @@ class StoredResponses:
         items = (*request.input, *_ITEMS.validate_python(output))
         before = self._find(scope, request.previous_response_id or "")
         size, known = (before.size, len(before.items)) if before else (0, 0)
+        if before and items[:known] != before.items:  # its id has been used again meanwhile
+            size, known = 0, 0
         size += sum(_BYTES_PER_ITEM + len(one.model_dump_json()) for one in items[known:])
         self._drop(scope.tenant, (scope, name))
         if size > self._max_bytes:

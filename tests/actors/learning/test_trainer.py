@@ -10,16 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from actors.coordinator.lessons import Lessons, ServedOutcome
 from actors.learning import trainer as trainer_module
-from actors.learning.replica_side import Learning, Numbers
+from actors.learning.replica_side import Answer, Learning, Numbers, Report
 from actors.learning.trainer import Trainer
 from cluster.config import DrafterConfig, TargetConfig
 from cluster.config.learning import LearnConfig
 from engine.errors import InvalidVersion
 from engine.learning.lessons import Lesson
-from engine.learning.versions import unpacked
+from engine.learning.versions import Version, VersionFolder, packed, unpacked
 from policies.learning.judging import Agreement
 from tests.actors.hosts.test_fleet import write_random_head
 
@@ -33,11 +34,11 @@ class Lane:
 
     def __init__(self) -> None:
         self.versions: list[int] = []
-        self.refuses = False
+        self.refuses: Exception | None = None
 
     async def renew(self, version: bytes) -> None:
-        if self.refuses:
-            raise InvalidVersion("as the test wants")
+        if self.refuses is not None:
+            raise self.refuses
         self.versions.append(unpacked(version).counts["version"])
 
 
@@ -163,10 +164,10 @@ def test_a_version_that_is_worse_as_served_or_is_refused_is_rolled_back(
     seen = until(replica, lambda one: one.versions[0] == 2, right_of_canary=0.2)
     assert seen == [[0, 0], [1, 0], [0, 0], [2, 0]]
     assert until(replica, all_serve_one)[-1] == [2, 2]
-    replica.hosts[LANES[0]].refuses = True
+    replica.hosts[LANES[0]].refuses = InvalidVersion("as the test wants")
     until(replica, lambda one: bool(one.side._refused))
     assert replica.versions == [2, 2]
-    replica.hosts[LANES[0]].refuses = False
+    replica.hosts[LANES[0]].refuses = None
     until(replica, lambda one: min(one.versions) > max(one.side._refused))
 
 
@@ -182,3 +183,38 @@ def test_what_becomes_of_the_disk_stops_nothing(
     for file in folder.rglob("*.*"):
         file.write_bytes(b"not a version")
     assert until(start(), all_serve_one)[0] == [0, 0]
+
+
+def test_a_candidate_of_another_head_is_left_out_with_its_count(
+    start: Callable[[], Replica], head: DrafterConfig
+) -> None:
+    trainer = Trainer(head, TARGET)
+    folder = VersionFolder(trainer._folder, most=2)
+    folder.save_candidate(
+        Version({"fc.weight": torch.zeros(2, 3)}, {"version": 0, "tokens": 10**9})
+    )
+    replica = start()
+    until(replica, lambda one: one.numbers is not None and one.numbers["tokens"] > 0)
+    assert replica.numbers is not None
+    assert replica.numbers["tokens"] < 10**9
+
+
+def test_a_trainer_that_is_lost_and_a_lane_that_fails_are_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lessons, hosts = Lessons(LANES, 4096), {lane: Lane() for lane in LANES}
+    hosts[LANES[0]].refuses = MemoryError()
+    content = packed(Version({"fc.weight": torch.zeros(2, 3)}, {"version": 1}))
+    answers = [Answer(wanted=1, lanes=dict.fromkeys(LANES, 1), versions={1: content}, numbers={})]  # type: ignore[typeddict-item]
+
+    async def exchange(_report: Report) -> Answer:
+        return answers.pop()
+
+    side = Learning("replica", exchange, lessons, hosts, lambda *_: None)
+    for _ in range(3):
+        asyncio.run(side.report())
+    assert lessons.versions == {LANES[0]: 0, LANES[1]: 1}
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2
+    assert "MemoryError" in told[0]
+    assert "does not answer" in told[1]

@@ -13,7 +13,7 @@ from cluster import check
 from cluster.plan import gpus
 from cluster.plan.__main__ import main
 from cluster.plan.acceptance import Text, of_lookup
-from cluster.plan.gpus import GPUS
+from cluster.plan.gpus import GPUS, described
 from cluster.plan.load import traced
 from policies.request import Slo
 from tests.cluster.checkpoints import write_models
@@ -185,6 +185,17 @@ def test_a_drafter_of_another_family_is_out_with_the_reason(
     assert "has a vocabulary of 128256 tokens" in line
 
 
+def test_gpus_of_this_machine_are_found_with_their_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = ["NVIDIA A100-SXM4-40GB", "NVIDIA A100 80GB PCIe", "NVIDIA L40S", "Tesla V100-PCIE"]
+    for number, model in enumerate(printed):
+        (tmp_path / f"{number}").mkdir()
+        (tmp_path / f"{number}" / "information").write_text(f"Model: \t\t {model}\nIRQ: 1\n")
+    monkeypatch.setattr(gpus, "_AS_PRINTED", tmp_path)
+    assert described(None, []).gpus == {"A100-40G": 1, "A100": 1, "L40S": 1, "V100": 1}
+
+
 def test_lookups_are_replayed_on_the_texts_of_a_trace(tmp_path: Path) -> None:
     """A text that repeats itself is drafted, one that does not is not."""
     again, anew = [7, 8, 9, 10, 11] * 20, list(range(100, 200))
@@ -200,7 +211,8 @@ def test_lookups_are_replayed_on_the_texts_of_a_trace(tmp_path: Path) -> None:
     assert [(one.prompt_tokens, one.output_tokens) for one in load.arrivals] == [(5, 6), (3, 2)]
     assert load.texts == [Text([0, 0, 0], [1, 2])]
     assert [len(load.share(replicas)[0]) for replicas in (1, 2)] == [2, 1]
-    for bad in ('{"prompt": "a"}', "[]", "{", '{"prompt_tokens": 0, "output_tokens": 1}'):
+    never = '{"arrival_s": NaN, "prompt_tokens": 1, "output_tokens": 1}'
+    for bad in ('{"prompt": "a"}', "[]", "{", '{"prompt_tokens": 0, "output_tokens": 1}', never):
         file.write_text(bad)
         with pytest.raises(ValueError, match=r"--trace: .*trace.jsonl"):
             traced(file, lambda text: [0], Slo(), 2048, None)

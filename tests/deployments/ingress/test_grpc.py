@@ -128,6 +128,25 @@ def test_health_needs_no_key_and_tells_whether_a_replica_serves(
     run(test)
 
 
+def test_a_server_that_stops_is_not_healthy_and_refuses_calls() -> None:
+    async def test() -> None:
+        config = GrpcConfig(port=free_port())
+        async with local_api(make_config(api_keys={"tenant": KEY}), seconds=0.001) as (api, _):
+            server = GrpcServer(api, config)
+            await server.start(HOST)
+            await api.draining.drain()
+            async with grpc.aio.insecure_channel(f"{HOST}:{config.port}") as channel:
+                check = health_pb2_grpc.HealthStub(channel).Check
+                found = await check(health_pb2.HealthCheckRequest())
+                assert found.status == health_pb2.HealthCheckResponse.NOT_SERVING
+                with pytest.raises(grpc.aio.AioRpcError, match="is stopping") as refused:
+                    await call(channel, "Generate", FIELDS)
+                assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+            await server.stop(0.0)
+
+    asyncio.run(test())
+
+
 def test_calls_without_a_message_are_few_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of all of one address."""
     monkeypatch.setenv(connections.TIMEOUT, "1")

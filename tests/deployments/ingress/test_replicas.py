@@ -1,6 +1,7 @@
 """Readiness with replicas that hang, are slow or are lost."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,7 +12,7 @@ from ray.exceptions import RayActorError
 from deployments.ingress import replicas as replicas_module
 from deployments.ingress.errors import ApiError
 from deployments.ingress.heartbeat_sender import HeartbeatSender
-from deployments.ingress.replicas import Readiness
+from deployments.ingress.replicas import ClockWatch, Readiness
 from deployments.messages import Heartbeat, Routed
 from engine.request import TargetLimits
 from tests.deployments.local import Method, make_config
@@ -109,6 +110,47 @@ def test_503_when_no_replica_is_healthy(failing: Answer) -> None:
     with pytest.raises(ApiError) as refused:
         check(Replicas(one=failing, other=failing))
     assert refused.value.status == 503
+
+
+def test_what_is_said_of_a_replica_that_was_there() -> None:
+    async def test() -> None:
+        replicas = Replicas(one=gone)
+        async with heartbeats_to(replicas) as heartbeats:
+            readiness = Readiness(replicas, heartbeats)
+            with pytest.raises(ApiError, match="starting"):
+                await readiness.check()
+            replicas.answers["one"] = healthy
+            await readiness.check()
+            replicas.answers["one"] = gone
+            with pytest.raises(ApiError, match="for 0 s: the last one is lost"):
+                await readiness.check()
+
+    asyncio.run(test())
+
+
+def test_a_clock_that_is_set_back_is_noticed_until_it_is_where_it_was() -> None:
+    watch = ClockWatch()
+    reads = [(1000.0, 0.0), (1000.9, 1.0), (1010.0, 10.0), (911.0, 11.0), (912.5, 12.0)]
+    assert [watch.read(*one) for one in reads] == [0, 0, 0, 100, 99]
+    assert watch.read(962.5, 62.0) == 49, "and again, less, as time goes by"
+    assert watch.read(952.5, 62.0) == 59, "it was set back again"
+    assert watch.read(1011.5, 62.0) == 0, "it was set right"
+    assert watch.read(2000.0, 63.0) == 0, "forward"
+    assert watch.read(1990.0, 63.0) == 10
+
+
+def test_health_says_that_the_clock_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        replicas = Replicas(one=healthy)
+        async with heartbeats_to(replicas) as heartbeats:
+            readiness = Readiness(replicas, heartbeats)
+            await readiness.check()
+            assert readiness.body == {"status": "ok", "drafters_down": 0}
+            now = time.time()
+            monkeypatch.setattr(time, "time", lambda: now - 300)
+            assert "set back: for 300 s" in readiness.body["warning"]
+
+    asyncio.run(test())
 
 
 def test_a_hanging_replica_is_not_called_again_until_it_answers_a_heartbeat() -> None:

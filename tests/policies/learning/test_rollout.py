@@ -5,7 +5,7 @@ import random
 import pytest
 
 from policies.learning.judging import ENOUGH, Agreement
-from policies.learning.rollout import BASE, Rollout
+from policies.learning.rollout import BASE, UNUSED, Rollout
 
 LANES = ["a/head/0", "a/head/1", "b/head/0"]
 
@@ -72,6 +72,32 @@ def test_one_that_is_worse_as_served_is_rolled_back() -> None:
     traffic.serve(1, 0.3)
     assert rollout.decide()
     assert rollout.versions(LANES) == dict.fromkeys(LANES, BASE)
+
+
+def test_nothing_is_kept_of_versions_that_were_rolled_back() -> None:
+    rollout, traffic = with_canary()
+    for version in range(2, 40):
+        traffic.serve(version - 1, 0.1)
+        assert rollout.decide()
+        rollout.begin(version)
+    assert [*rollout._served] == [BASE]
+
+
+def test_a_canary_that_nobody_drafts_with_gives_way_to_a_better_candidate() -> None:
+    rollout, traffic = with_canary()
+    traffic.judge(1.2, requests=UNUSED - 1)
+    traffic.serve(1, 0.4, requests=1)
+    traffic.judge(1.2, requests=UNUSED - 1)
+    assert not rollout.decide()
+    assert not rollout.wants_version
+    traffic.judge(1.2, requests=1)
+    assert rollout.wants_version
+    rollout.begin(2)
+    assert rollout.versions(LANES) == {LANES[0]: 2, LANES[1]: BASE, LANES[2]: BASE}
+    assert not rollout.wants_version
+    traffic.serve(2, 0.45)
+    assert rollout.decide()
+    assert rollout.serving == 2
 
 
 def test_a_tenant_that_floods_neither_offers_nor_keeps_what_is_worse_for_another() -> None:

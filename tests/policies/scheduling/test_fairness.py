@@ -90,6 +90,13 @@ def test_a_job_that_starves_under_a_schedule_does_not_in_fair_schedule(name: str
     assert inside.longest_wait_s["long_job"] < 24
 
 
+@pytest.mark.parametrize("at_s", [1.0, 40.0])
+def test_a_few_tokens_do_not_wait_as_long_as_the_same_clients_long_outputs(at_s: float) -> None:
+    held = [Job(f"l{i:02}", 0.0, 400) for i in range(48)]
+    served = serve(FairSchedule(fcfs()), [*held, Job("few", at_s, 2)], 16, verify_s=0.16)
+    assert served.finish_s["few"] - at_s < 12, "with 30 tokens it waits for 30 s and more"
+
+
 def test_the_lowest_priority_and_an_outnumbered_tenant_do_not_starve() -> None:
     urgent = [Job(f"u{i:03}", 0.2 * i, 4, priority=9, tenant="crowd") for i in range(200)]
     jobs = [Job("low", 0.1, 10, priority=-9, tenant="one"), *urgent]

@@ -1,0 +1,25 @@
+"""The bound of stored responses; tests/deployments/ingress/test_tool_clients.py continues them."""
+
+import pytest
+
+from deployments.ingress.errors import ApiError
+from deployments.ingress.responses_api.request import ResponsesRequest
+from deployments.ingress.responses_api.stored import StoredResponses
+from engine.scopes import SHARED
+
+
+def asked(text: str, before: str | None = None) -> ResponsesRequest:
+    fields = {"model": "target", "input": text, "previous_response_id": before}
+    return ResponsesRequest.model_validate(fields)
+
+
+def test_an_id_that_is_used_twice_hides_no_bytes_from_the_bound() -> None:
+    stored = StoredResponses(100_000)
+    large, small = asked("x" * 60_000), asked("x")
+    for name in ("one", "two"):
+        stored.keep(large, SHARED, "same", [])
+        continued = stored.continued(asked("More?", "same"), SHARED)
+        stored.keep(small, SHARED, "same", [])
+        stored.keep(continued, SHARED, name, [])
+    with pytest.raises(ApiError, match="was dropped"):
+        stored.continued(asked("More?", "one"), SHARED)
