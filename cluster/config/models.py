@@ -165,7 +165,7 @@ class DrafterConfig(Section):
     model: ModelName | None = None
     """For kinds `model` and `eagle3`: given like the target's `model`."""
     dtype: Dtype = "auto"
-    """The dtype of weights and KV. `auto`: as for the target."""
+    """The dtype of weights and KV. `auto`: as for the target; of a head on a CPU 8 bits."""
     max_batch: AtLeastOne = 16
     """The most requests that each instance drafts for at once (B_j of Spin)."""
     kv_tokens: Tokens | None = None

@@ -135,11 +135,13 @@ def load_eagle3(
     target_vocab_size: int,
     target: Path,
 ) -> LoadedDrafter:
-    """`target`: its checkpoint. Raises IncompatibleDrafter."""
-    dtype = dtype or fast_dtype(device)
+    """`target`: its checkpoint. Without a `dtype`, linear layers have 8 bits on a CPU. Raises
+    IncompatibleDrafter."""
+    int8 = dtype is None and device == "cpu"
+    dtype = dtype or (torch.float32 if int8 else fast_dtype(device))
     try:
         check_vocabulary(name, architecture(checkpoint).vocab_size, target_vocab_size)
-        head = Eagle3Head.load(checkpoint, device, dtype, target)
+        head = Eagle3Head.load(checkpoint, device, dtype, target, int8=int8)
     except ValueError as error:
         raise IncompatibleDrafter(name, "model", str(error)) from error
     drafter = Eagle3Drafter(
@@ -152,6 +154,7 @@ def load_eagle3(
     width = len(head.aux_layers) * head.target_hidden_size
 
     setup = f"draft steps of a head over {len(head.vocabulary)} tokens, features of {width}"
+    setup += ", in 8 bits" if int8 else ""
 
     def measure(cache_dir: Path, seconds: float) -> DraftCosts:
         context = drafter.max_context

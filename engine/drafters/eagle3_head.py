@@ -24,6 +24,7 @@ from transformers.models.llama.modeling_llama import (
 from cluster.checkpoints import Eagle3Shape, eagle3_shape
 from engine.checkpoint import load_config
 from engine.cpu.prepack import prepack
+from engine.cpu.quantized_linear import Int8Linear, to_int8
 from engine.drafters.head_weights import (
     EMBEDDINGS,
     OUTPUT,
@@ -115,11 +116,12 @@ class Eagle3Head(nn.Module):
         dtype: torch.dtype,
         target: Path | None = None,
         *,
+        int8: bool = False,
         trainable: bool = False,
     ) -> Self:
         """`target`: the target's checkpoint, which has the embeddings if the head's has none, and
-        then the output matrix, too. `trainable`: the weights are not packed. Raises ValueError
-        naming a tensor that does not fit."""
+        then the output matrix, too. `int8`: of linear layers, on a CPU. `trainable`: they stay
+        stock ones. Raises ValueError naming a tensor that does not fit."""
         shape = eagle3_shape(path, None if target is None else _layers(target))
         layer: dict[str, Any] = json.loads((path / "config.json").read_text())
         with reading(path / "config.json"):
@@ -140,7 +142,7 @@ class Eagle3Head(nn.Module):
         head.rotary = LlamaRotaryEmbedding(head.config).to(device)  # in fp32
         head.eval().requires_grad_(False)
         if not trainable:
-            prepack(head)
+            (to_int8 if int8 else prepack)(head)
         return head
 
     def learned(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -168,7 +170,7 @@ class Eagle3Head(nn.Module):
         kept = {name: weight for name, weight in self.state_dict().items() if weight.ndim == 1}
         head.load_state_dict(kept | dict(weights), strict=False, assign=True)
         head.to(device=device, dtype=self.dtype).eval().requires_grad_(False)
-        prepack(head)
+        (to_int8 if isinstance(self.lm_head, Int8Linear) else prepack)(head)
         return head
 
     @property

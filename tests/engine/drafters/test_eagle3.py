@@ -18,6 +18,7 @@ from actors.hosts.workers import DrafterWorker
 from benchmarks.generation import generate
 from cluster.checkpoints import eagle3_shape
 from cluster.config import DrafterConfig, TargetConfig
+from engine.cpu.quantized_linear import Int8Linear
 from engine.drafters.eagle3 import Eagle3Drafter
 from engine.drafters.eagle3_head import Eagle3Head
 from engine.errors import IncompatibleDrafter
@@ -337,10 +338,14 @@ def test_a_head_of_another_vocabulary_is_refused_before_its_rows_are_looked_up(
         worker_of(path, tmp_path / "target").load()
 
 
-def test_in_bfloat16_it_drafts_about_the_same(checkpoint: Path) -> None:
+@pytest.mark.parametrize("int8", [False, True])
+def test_in_fewer_bits_it_drafts_about_the_same(checkpoint: Path, int8: bool) -> None:
+    dtype = torch.float32 if int8 else torch.bfloat16
+    head = Eagle3Head.load(checkpoint, "cpu", dtype, int8=int8)
+    assert isinstance(head.lm_head, Int8Linear) == int8
     rounded = Eagle3Drafter(
         "head",
-        Eagle3Head.load(checkpoint, "cpu", torch.bfloat16),
+        head,
         kv_tokens=1024,
         target_vocab_size=VOCAB,
     )
