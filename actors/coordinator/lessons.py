@@ -26,6 +26,8 @@ _LONGEST_ANSWER = 512
 _MOST_AT_ONCE = 8
 """Requests whose features are kept until they end."""
 _MOST_SERVED = 1024
+_SENT_AT_ONCE = 1024
+"""Answer tokens of one report: features of many hold up the event loop while they are packed."""
 
 
 class ServedOutcome(NamedTuple):
@@ -113,7 +115,7 @@ class Lessons:
             self.versions[event.lane] = BASE  # its process is new
 
     def take(self) -> tuple[list[Lesson], list[ServedOutcome]]:
-        """Empties the queues."""
-        lessons, served = self._queue.take(QUEUED_TOKENS), [*self._served]
+        """Those of the next report, the oldest lessons first."""
+        lessons, served = self._queue.take(_SENT_AT_ONCE), [*self._served]
         self._served.clear()
         return lessons, served
