@@ -66,7 +66,7 @@ def kept(folder: Path, answer: list[int], times: int) -> Callable[[], bool]:
 
 def replace_replica() -> None:
     def serving() -> str:
-        state = replicas().state.remote().result(timeout_s=10)
+        state = replicas().state.remote().result(timeout_s=60)
         return str(state["replica"])
 
     lost = serving()
