@@ -39,7 +39,7 @@ class Footprint:
     """0 if the checkpoint has no safetensors."""
     kv_bytes: int
     lessons_bytes: int = 0
-    """Of what a head is to learn from, never on a GPU."""
+    """The bytes of what a head is to learn from, never on a GPU."""
 
     @property
     def gpu_bytes(self) -> int:
@@ -64,9 +64,9 @@ def footprints(config: AppConfig, placement: Placement) -> list[Footprint]:
 
 
 def trainer(config: AppConfig) -> Footprint | None:
-    """Of the one trainer, in no replica's bundle: the head in float32 and what changes in it four
-    times more (average, served version, momentum, gradient), and three packed versions. What a step
-    computes is not counted."""
+    """The memory of the one trainer, which is in no replica's bundle: the head in float32, what
+    changes in it four times more (average, served version, momentum, gradient), and three packed
+    versions. What a step computes is not counted."""
     drafter = config.learner
     if drafter is None or drafter.learn is None:
         return None
@@ -83,7 +83,7 @@ def trainer(config: AppConfig) -> Footprint | None:
 
 
 def _lesson_bytes(drafter: DrafterConfig, target: TargetConfig) -> int:
-    """Of the features of one token."""
+    """The bytes of one token's features."""
     path = drafter.header_path()
     assert path is not None
     shape = eagle3_shape(path, target.architecture().num_hidden_layers)

@@ -89,7 +89,7 @@ def _read(pid: int, name: str) -> list[bytes]:
 
 
 def _workers(raylet: int) -> set[int]:
-    """Of Ray, whose parent may be gone."""
+    """Ray's workers, whose parent may be gone."""
     mark = f"RAY_RAYLET_PID={raylet}".encode()
     return {pid for pid in _all() if mark in _read(pid, "environ")}
 

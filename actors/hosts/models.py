@@ -16,7 +16,7 @@ from policies.cost import CostModel
 from policies.protocols import StepRule
 
 _PIECE_BYTES = 4 * 2**20
-"""Of a version, which is sent between draft orders: the event loop copies one in milliseconds."""
+"""Bytes of a version in one message, sent between draft orders: copied in milliseconds."""
 _STALLED = 20.0
 """A host counts as lost when it takes so many times as long as predicted."""
 

@@ -27,7 +27,7 @@ class Numbers(TypedDict):
     tokens: int
     """Answer tokens that were learned from."""
     share: float
-    """Of a processor, over the last minute."""
+    """The share of a processor over the last minute."""
     served: float
     candidate: float
     """Tokens per forward on the last requests, before they were learned from: of the version that

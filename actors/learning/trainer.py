@@ -230,7 +230,7 @@ class Trainer:
 
     @property
     def _folder(self) -> Path:
-        """Of this head of this target alone."""
+        """The folder of this head and this target alone."""
         models = f"{self._target.model}\0{self._drafter.model}".encode()
         root = Path(self._learn.folder) if self._learn.folder else cache_dir() / "learned"
         return root / f"{self._drafter.name}-{blake2b(models, digest_size=6).hexdigest()}"

@@ -14,8 +14,8 @@ from actors.router.router import MOST_REPLICAS
 from engine.scopes import Holdings, Scope
 
 PAGE_TOKENS = 16_384
-"""Of one message: some 64 kB, which Ray sends with the call. Larger ones would enter its object
-store, which may write to disk."""
+"""The tokens of one message: some 64 kB, which Ray sends with the call. Larger ones would enter its
+object store, which may write to disk."""
 _TOKEN_BYTES = 4
 _LEAST_TOKENS = 32
 """What an output counts for at least, as it takes memory beside its tokens."""

@@ -40,7 +40,7 @@ from cluster.plan.simulator.randomness import BLOCK
 from cluster.plan.simulator.verifier import KvMemory, SimulatedVerifier
 from cluster.sources import checkpoint_folder
 from engine.drafters.lookup import SuffixDrafter
-from engine.protocol import Draft, DraftOrder, Missing
+from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom
 from engine.request import TargetLimits
 from engine.sampling.params import SamplingParams
 from engine.soft_state import HeldRequest
@@ -69,7 +69,7 @@ class Paces:
     forward: ForwardCost
     step: ForwardCost
     lookup: tuple[float, float]
-    """Of a round's calls, and of each of its requests."""
+    """The time of a round's calls, and of each of its requests."""
 
 
 def main() -> None:
@@ -189,7 +189,9 @@ class _Lookup(DirectDrafter):
         super().__init__(SuffixDrafter())
         self._seconds = seconds
 
-    async def draft(self, orders: Sequence[DraftOrder], rule: StepRule | None) -> list:  # type: ignore[type-arg]
+    async def draft(
+        self, orders: Sequence[DraftOrder], rule: StepRule | None
+    ) -> list[Draft | Missing | NoRoom | Failed]:
         await asyncio.sleep(self._seconds[0] + self._seconds[1] * len(orders))
         return await super().draft(orders, rule)
 

@@ -31,7 +31,7 @@ from engine.verifiers.native import NativeVerifier
 from policies.tree import DraftTree
 
 DEPTH = 6
-"""Of the head's chains."""
+"""The length of the head's chains."""
 _LONGEST_CHAIN = 8
 """The planner's max_depth."""
 _BATCH = 32

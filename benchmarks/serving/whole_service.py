@@ -275,7 +275,7 @@ async def full_folder() -> list[str]:
 
 
 async def own_share() -> list[str]:
-    """A client that holds many long streams gets two tokens more, or is told to wait."""
+    """A client that holds many long streams gets two tokens more, or an answer of 429."""
     async with served() as service:
         _, reading = await _start_streams(service, _bodies(HELD, HELD_TOKENS))
         asked = time.monotonic()

@@ -147,7 +147,7 @@ class AppConfig(Section):
 
     @property
     def past_tokens(self) -> int:
-        """Of past outputs that lookups keep; 0: none keeps any."""
+        """The tokens of past outputs that lookups keep; 0: none keeps any."""
         keeping = [one for one in self.drafters if "past_tokens" in one.options]
         return max((one.past_tokens for one in keeping), default=0)
 

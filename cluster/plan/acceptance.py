@@ -25,13 +25,13 @@ Floats = NDArray[np.float64]
 HEAD = 0.75
 """First tokens of EAGLE-3 heads that are accepted in chats (EAGLE-3, Fig. 7: 0.7 to 0.8)."""
 COPY = 0.9
-"""Of the target's own weights rounded to 4 bits; a guess that errs low."""
+"""The acceptance of the target's own weights rounded to 4 bits; a guess that errs low."""
 _SMALL_MODELS = ((17.0, 0.75), (68.0, 0.71), (1370.0, 0.57))
 """Sizes of the target over the drafter's, and the acceptance: LaMDA 137B with 8B, 2B and 100M
 (Leviathan et al. 2023, Table 3)."""
 _LOOKUP_SILENT, _LOOKUP_RIGHT, _LOOKUP_STREAKS = 0.55, 0.45, 0.6
-"""Of lookups where the trace has no texts: positions without a proposal, proposals that are right,
-and how alike neighbours are. Assumed, not measured."""
+"""Lookups where the trace has no texts: positions without a proposal, proposals that are right, and
+how alike neighbours are. Assumed, not measured."""
 _DEPTH = 8
 _STEPS = 33
 """Points of a fitted curve."""
@@ -50,7 +50,7 @@ class Recorded(NamedTuple):
     """A drafter's proposals at the positions of one output."""
 
     confidence: Floats
-    """Of the first choice; 0: there was none."""
+    """The confidence in the first choice; 0: there was none."""
     right: NDArray[np.bool_]
 
 

@@ -45,7 +45,7 @@ class Option(NamedTuple):
     fleet: Fleet
     args: dict[str, Any]
     cluster: Cluster
-    """Of one replica, as it is simulated."""
+    """The machines of one replica, as it is simulated."""
     replicas: int
     gpus: Mapping[str, int]
     """Those of all replicas."""
@@ -159,8 +159,7 @@ def _on_gpu(
 
 
 def _share(drafting: Shape, gpu: Gpu, own: Architecture, head: bool) -> float:
-    """Of the GPU that it has with the target, in twentieths; a head keeps as many tokens as the
-    target."""
+    """Its share of the target's GPU, in twentieths; a head keeps as many tokens as the target."""
     if head:
         wanted = drafting.weight_bytes / gpu.memory + drafting.kv_bytes / (
             own.kv_values() * _HALF + drafting.kv_bytes

@@ -30,7 +30,7 @@ _BUDGET = 512
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCosts:
-    """Of a replica's models."""
+    """The costs of a replica's models."""
 
     verify: ForwardCost
     budget: int
@@ -55,7 +55,7 @@ def shape_of(model: str, width: float) -> Shape:
 
 
 def head_shape(head: str, target: Architecture) -> Shape:
-    """Of an EAGLE-3 head; its embeddings are looked up, not multiplied."""
+    """The shape of an EAGLE-3 head; its embeddings are looked up, not multiplied."""
     folder = header_folder(head)
     own, head_own = architecture(folder), eagle3_shape(folder, target.num_hidden_layers)
     weights = (parameters_of(head) or own.layer_parameters()) + weights_of_target(

@@ -19,7 +19,7 @@ INGRESS_S = 0.9e-3
 
 
 class Outcome(NamedTuple):
-    """Of all replicas of one candidate."""
+    """What all replicas of one candidate achieve."""
 
     option: Option
     goodput: float
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 
 
 def outcome(option: Option, load: Load, machines: Machines) -> Outcome:
-    """Of one replica's share, times the replicas that have one."""
+    """The numbers of one replica's share, times the replicas that have one."""
     arrivals, clients = load.share(option.replicas)
     config = AppConfig.model_validate(option.args)
     limits = config.limits.model_copy(update={"max_waiting": len(arrivals)})

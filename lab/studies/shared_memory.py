@@ -90,7 +90,7 @@ async def _before_and_after(
 
 
 async def _newest(app: App, probes: Sequence[Request], avoid: Sequence[str] = ()) -> float:
-    """Of replicas that have just started, but for those to avoid."""
+    """Tokens per forward of replicas that have just started, but for those to avoid."""
     await wait_until(lambda: app.replica_states() == {"RUNNING": 2}, 120, "two replicas run")
     began_s = time.monotonic()
     while (newest := set(await _replicas()) - set(avoid)) == set():

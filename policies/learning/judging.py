@@ -55,7 +55,7 @@ def _standard_errors(values: Sequence[float]) -> float:
 
 
 def _variance(agreements: Sequence[Agreement]) -> float:
-    """Of the ratio; requests are independent, the drafts of one are not."""
+    """The variance of the ratio; requests are independent, the drafts of one are not."""
     count, forwards = len(agreements), sum(one.forwards for one in agreements)
     if count < 2 or not forwards:
         return inf
@@ -73,7 +73,7 @@ class Window:
     """The last judgements of a pair of versions, as many of each tenant as of any other."""
 
     most: int
-    """Of one tenant."""
+    """The number of judgements that are kept of one tenant."""
     _by_tenant: dict[str, deque[tuple[Agreement, Agreement]]] = field(default_factory=dict)
 
     def add(self, tenant: str, served: Agreement, candidate: Agreement) -> None:

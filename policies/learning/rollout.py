@@ -70,7 +70,7 @@ class Rollout:
         after, before = self._served.get(canary, {}), self._served.get(self.serving, {})
         if sum(map(len, after.values())) < ENOUGH:
             return False
-        # Of tenants that only one of them has served, nothing can be compared.
+        # Where only one of them has served a tenant, nothing can be compared.
         common = [tenant for tenant in after if len(before.get(tenant, ())) >= 2]
         gains = [
             served_gain(before[tenant], after[tenant])

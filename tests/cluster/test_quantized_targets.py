@@ -12,7 +12,7 @@ AVX2, AVX512, AMX = {"avx2"}, {"avx2", "avx512f"}, {"avx2", "avx512f", "amx_tile
 
 
 def tensors(bits: int, inputs: int | None = None, **more: Any) -> dict[str, Any]:
-    """Of compressed-tensors."""
+    """Tensors in the format of compressed-tensors."""
     group = {
         "weights": {"num_bits": bits, "type": "int", **more},
         "input_activations": None if inputs is None else {"num_bits": inputs},

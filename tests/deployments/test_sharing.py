@@ -52,7 +52,7 @@ def test_later_replicas_and_applications_draft_from_a_scopes_words_in_that_scope
 
 
 def kept(folder: Path, answer: list[int], times: int) -> Callable[[], bool]:
-    # The drafter is not told of the last tokens, after which nothing is drafted.
+    # The drafter does not get the last tokens, after which nothing is drafted.
     encoded = b64encode(array("i", answer[:30]).tobytes())
 
     def is_kept() -> bool:

@@ -252,7 +252,7 @@ class Answer:
             await self._queue.put((choice, _ChoiceFailed(error)))
 
     async def fail(self, error: Exception) -> None:
-        """Ends it early; returns when its reader has been told."""
+        """Ends it early; returns when its reader has the reason."""
         self.error = error
         for task in (*self._openings, *self._readers):
             task.cancel()

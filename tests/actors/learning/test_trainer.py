@@ -214,7 +214,7 @@ def test_a_trainer_that_is_lost_and_a_lane_that_fails_are_told(
     for _ in range(3):
         asyncio.run(side.report())
     assert lessons.versions == {LANES[0]: 0, LANES[1]: 1}
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 2
-    assert "MemoryError" in told[0]
-    assert "does not answer" in told[1]
+    logged = [record.getMessage() for record in caplog.records]
+    assert len(logged) == 2
+    assert "MemoryError" in logged[0]
+    assert "does not answer" in logged[1]

@@ -68,7 +68,7 @@ def drafter(kind: str) -> Drafter:
 def test_streams_are_those_of_the_merged_weights(
     kind: str, reads: bool, verifier: "VllmVerifier", adapters: dict[str, Path]
 ) -> None:
-    """Of batches of all adapters and none, more requests than fit into one, greedy and sampled."""
+    """Batches mix all adapters and none, more requests than fit into one, greedy and sampled."""
     cases = [*product(NAMES, (0.0, 1.0), questions(False)[:4])]
     prompts = [prompt for *_, prompt in cases]
     params = [replace(GREEDY, adapter=name, temperature=heat) for name, heat, _ in cases]
