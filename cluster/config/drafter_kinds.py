@@ -45,7 +45,7 @@ DRAFTER_KINDS: Mapping[str, DrafterKind] = {
         reads_features=True,
     ),
     "quantized": DrafterKind(
-        "the target itself with its weights rounded to 4 or 8 bits, on a CPU",
+        "the target itself with its weights rounded to 4 or 8 bits",
         made_by="engine.drafters.loading:load_quantized",
         lookup=False,
         options=("quantize",),
