@@ -1,4 +1,4 @@
-"""Copies of the target for a GPU, rounded by torchao. Its kernels have not been run on a GPU yet."""
+"""Copies of the target for a GPU, rounded by torchao: not run on one yet."""
 
 from pathlib import Path
 
