@@ -3,12 +3,12 @@
 `python -m benchmarks.real.learning --data DIR [--head DIR] [--tokens 50000] [--orders 1]
 [--categories gsm8k ...] [--first gsm8k ...] [--json FILE]`
 
-The default target answers the prompts of Spec-Bench, HumanEval and GSM8K greedily, once: answers
-and states lie in the cache, and a run that was stopped goes on. Then, in each order, every answer
-is judged by the frozen head, by the learning one before it has learned from it, and by suffix
-lookups that remember answers; chains of four. `--tokens`: answer tokens of an order; every tenth
-prompt is held out for the end. `--first`: categories that come before all others, so that the
-traffic changes its kind.
+The default target, with the weights of its file, answers the prompts of Spec-Bench, HumanEval and
+GSM8K greedily, once: answers and states lie in the cache, and a run that was stopped goes on. Then,
+in each order, every answer is judged by the frozen head, by the learning one before it has learned
+from it, and by suffix lookups that remember answers; chains of four. `--tokens`: answer tokens of
+an order; every tenth prompt is held out for the end. `--first`: categories that come before all
+others, so that the traffic changes its kind.
 
 Names: real/learning/ORDER/{frozen,learning,lookup}/QUARTER/tokens_per_forward, .../held_out/...;
 of learning `reference` is the frozen head; .../CATEGORY in the last quarter;
@@ -103,7 +103,11 @@ def answered(
         some, shard = prompts[first : first + _SHARD], folder / f"{first:05}.npz"
         if not shard.exists():
             model = model or PackedModel.load(
-                checkpoint, dtype=torch.float32, device="cpu", kv_tokens=_KV_TOKENS
+                checkpoint,
+                dtype=torch.float32,
+                device="cpu",
+                kv_tokens=_KV_TOKENS,
+                quantize="auto",
             )
             lessons = _answers(model, some, layers, max_tokens)
             with written_whole(shard) as file, file.open("wb") as opened:
