@@ -38,7 +38,7 @@ class WorkerThread:
         return await self.call(method, *arguments)
 
     async def order(self, method: str, *arguments: object, expected_s: float) -> Any:
-        return await self.call(method, *arguments)
+        return await self.call(method, *arguments)  # without a limit: a thread cannot be killed
 
     async def recover(self) -> None:
         """Its device is broken or every call fails, so only another process could recover it."""
