@@ -104,7 +104,7 @@ def _loaded_on_gpu(
     try:
         model = rounded_copy(checkpoint, quantize, device)
     except ModuleNotFoundError as error:
-        needed = "a copy on a GPU needs torchao (constraints/gpu.txt): install it, or set gpus: 0"
+        needed = "a copy on a GPU needs the package torchao: install it, or set gpus: 0"
         raise IncompatibleDrafter(name, "gpus", needed) from error
     runner = make_runner(model, kv_tokens=kv_tokens)
     return _loaded(name, runner, checkpoint, target_vocab_size)

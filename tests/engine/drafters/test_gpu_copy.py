@@ -1,4 +1,8 @@
-"""Copies by torchao, whose 8 bits also run on a CPU; its kernels for GPUs do not run here."""
+"""Copies by torchao, whose 8 bits also run on a CPU.
+
+Only the environment for GPUs has torchao (`pip install torchao` in others): where it is installed,
+transformers imports it in every process.
+"""
 
 import sys
 
@@ -19,6 +23,7 @@ from tests.engine.streams import questions
 
 
 def test_most_drafts_of_a_copy_by_torchao_are_accepted() -> None:
+    pytest.importorskip("torchao")
     path = model_path(TARGET)
     verifier = NativeVerifier(
         PackedModel.load(path, dtype=torch.float32, device="cpu", kv_tokens=2048)
