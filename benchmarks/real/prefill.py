@@ -15,7 +15,7 @@ from itertools import count
 from statistics import median
 
 from benchmarks.real.contenders import CONFIGS, KV_TOKENS, PLAIN, servers
-from benchmarks.real.contest import Contender
+from benchmarks.real.contest import Contender, MakeServer
 from benchmarks.real.spindle import PeerRequest, Spindle
 from benchmarks.report import Record, parser, publish
 from cluster.built_in_models import SMOLLM2
@@ -37,7 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     (application,) = read(CONFIGS["native"])
     shipped = {**application.args, "drafters": []}
     shipped["target"] = {**application.args["target"], "kv_tokens": KV_TOKENS}
-    contenders = {PLAIN: made[PLAIN], FLOATS: made[FLOATS], AS_SHIPPED: partial(Spindle, shipped)}
+    contenders: dict[str, MakeServer] = {
+        PLAIN: made[PLAIN],
+        FLOATS: made[FLOATS],
+        AS_SHIPPED: partial(Spindle, shipped),
+    }
     numbers = count(1)
     speeds: dict[tuple[str, int], list[float]] = {}
     with ExitStack() as loaded:
