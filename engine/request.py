@@ -127,14 +127,8 @@ def admit(
     `output`: tokens that an earlier attempt has committed. They count as output, so positions,
     penalties and max_tokens continue.
     """
-    validate_params(params, target.vocab_size)
-    prompt = _tokens("prompt", prompt, target)
-    output = _tokens("output_ids", output, target)
-    _check_room(prompt, params.max_tokens, target)
-    if len(output) >= params.max_tokens:
-        raise InvalidRequest("output_ids", f"{len(output)} tokens leave none to generate")
+    prompt, output, params = check_request(prompt, params, target, output)
     seed = secrets.randbits(64) if params.seed is None else params.seed
-    params = _settled(params, target)
     committed = CommittedTokens()
     committed.extend(prompt)
     committed.extend(output)
@@ -142,6 +136,23 @@ def admit(
     if params.prompt_logprobs is not None and not output:
         served.prompt_logprobs = []
     return served
+
+
+def check_request(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    target: TargetLimits,
+    output: Sequence[int] = (),
+) -> tuple[list[int], list[int], SamplingParams]:
+    """The prompt, the output and the parameters as they are served; raises InvalidRequest naming
+    the field."""
+    validate_params(params, target.vocab_size)
+    prompt = _tokens("prompt", prompt, target)
+    output = _tokens("output_ids", output, target)
+    _check_room(prompt, params.max_tokens, target)
+    if len(output) >= params.max_tokens:
+        raise InvalidRequest("output_ids", f"{len(output)} tokens leave none to generate")
+    return prompt, output, _settled(params, target)
 
 
 def _settled(params: SamplingParams, target: TargetLimits) -> SamplingParams:

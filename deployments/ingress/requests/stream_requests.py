@@ -15,7 +15,7 @@ from deployments.ingress.requests.json_bounds import json_length
 from deployments.ingress.tokenizer import LONG_TEXT, Tokens
 from deployments.messages import SpeculationFields, StreamRequest
 from engine.errors import InvalidRequest
-from engine.request import TargetLimits, admit
+from engine.request import TargetLimits, check_request
 from engine.sampling.params import SamplingParams, choice_seed
 from engine.scopes import scope_of
 from policies.ranges import DRAWN_SEED_BITS
@@ -246,7 +246,7 @@ def _check(
     prompt_ids: Sequence[int], params: SamplingParams, limits: TargetLimits, field: str
 ) -> None:
     try:
-        admit("", prompt_ids, params, limits)
+        check_request(prompt_ids, params, limits)
     except InvalidRequest as error:
         if error.field != "prompt":
             raise
