@@ -64,7 +64,7 @@ def middlewares() -> list[Middleware]:
 
 
 class ValidClient:
-    """Where the client is named by something else than an address, it is the connection's peer."""
+    """Where the client is named by something other than an address, it is the connection's peer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
