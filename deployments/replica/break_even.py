@@ -40,9 +40,9 @@ def _of_head(verify: CostModel) -> str:
     gain = f"which adds some {HEAD_GAIN:.0%} to tokens per forward"
     longest_s = longest_draft_s(verify, HEAD_GAIN)
     if longest_s <= 0.0:
-        return f"{times}, so a head, {gain}, does not pay at one client (docs/drafters.md)"
+        return f"{times}, so a head, {gain}, gains hardly anything at one client (docs/drafters.md)"
     return (
-        f"{times}, so a head, {gain}, pays at one client only if it drafts a token in under "
+        f"{times}, so a head, {gain}, pays at one client if it drafts a token in under "
         f"{_ms(longest_s)} (docs/drafters.md)"
     )
 

@@ -86,9 +86,7 @@ class Replica:
         slo_classes = {name: named.slo for name, named in self._config.slo_classes.items()}
         self._metrics = Metrics(self._name, drafters, slo_classes)
         service.add_observer(self._observe)
-        self._live = LiveNumbers(
-            self._name, service.lanes, self._config.learner and self._config.learner.name
-        )
+        self._live = LiveNumbers(self._name, service.lanes)
         service.add_observer(self._live.observe)
         self._pooling = asyncio.create_task(service.pool(self._name, exchange))
         self._sharing = asyncio.create_task(service.share(self._name, share))

@@ -1,7 +1,7 @@
 """From what gain a drafter pays, by the costs of forwards alone, which are known before it drafts.
 
-For one request and drafts of one token, the cheapest draft: whatever does not pay by these does not
-pay at all.
+For one request and drafts of one token, the cheapest draft. A drafter whose mean gain is below this
+may still pay for some requests, which the planner finds out while serving.
 """
 
 from policies.cost import CostModel
