@@ -1,9 +1,9 @@
 """Bounds on the HTTP connections of Serve's proxies, which deployments/proxy.py installs.
 
-uvicorn, which Serve runs, waits for ever for the rest of a request, for any size of head, and for
-clients that do not read; it reads any number of requests ahead, and believes what 127.0.0.1 says
-about who the client is. It takes its protocol's class from a table, so the bounds need no change of
-Serve; those that an operator sets are read from the environment (cluster/serve.env).
+uvicorn, which Serve runs, does not limit how long a request takes to arrive, how large its head is,
+how long an answer stays unread, or how many requests a client sends ahead; and it believes what
+127.0.0.1 says about who the client is. It takes its protocol's class from a table, so the bounds
+need no change of Serve. Operators set theirs in the environment (cluster/serve.env).
 """
 
 import asyncio

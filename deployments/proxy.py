@@ -12,11 +12,11 @@ client has stopped reading. `WrittenReports` reports to the ingress how much the
 Both are optimisations: without them requests start a little later, and for a client that does not
 read, the proxy holds the rest of the answer in memory.
 
-Headers: some make Serve route a request, limit its time, or no longer notice that its client has
-left, and it fails where they are no UTF-8. `HeadersOfServe` takes them out.
+Headers: some make Serve route a request, limit its time, or stop noticing that its client has left,
+and Serve fails where they are not UTF-8. `HeadersOfServe` takes them out.
 
-Clients: uvicorn takes the client from `X-Forwarded-For` of trusted proxies, whatever is written
-there. `ValidClient` lets it be an address only.
+Clients: uvicorn takes whatever a trusted proxy writes into `X-Forwarded-For` for the client.
+`ValidClient` accepts only an address there.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ def middlewares() -> list[Middleware]:
 
 
 class ValidClient:
-    """Where the client is named by something else than an address, it is the connection's peer."""
+    """Where the client is named by something other than an address, it is the connection's peer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

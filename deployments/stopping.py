@@ -71,7 +71,7 @@ def _after_init() -> None:
 
 
 def _to_main_thread(number: signal.Signals) -> None:
-    """It sleeps, and wakes up only for its own."""
+    """Wakes the main thread, which sleeps until a signal is sent to it alone."""
     signal.pthread_kill(threading.main_thread().ident or 0, number)
 
 

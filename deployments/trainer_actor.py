@@ -1,7 +1,7 @@
-"""The trainer of a drafter that learns, one for all replicas: a deployment actor like the router's
-(deployments/router_actor.py), of which the same is true.
+"""The trainer of a drafter that learns, one for all replicas: a deployment actor like the router's,
+which may import as little (deployments/router_actor.py).
 
-It takes calls before its head is loaded, because no replica starts before it does.
+It answers calls before its head is loaded, because replicas start only once it has.
 """
 
 import asyncio

@@ -60,7 +60,7 @@ def main(raylet: int, ingress: int, orderly_s: float) -> None:
 
 
 def _first(watched: dict[int, int], seconds: float | None, *but: int) -> int:
-    """The process that is the first to end, but for these; 0: none within this time."""
+    """The first process to end, other than `but`; 0: none within this time."""
     poll = select.poll()
     for file, pid in watched.items():
         if pid not in but:

@@ -1,7 +1,5 @@
 """How long outputs will be: as the target itself ranks them, or as finished requests show.
 
-Self-scheduling: the target itself ranks requests by how long its answers will be.
-
 Ranking prompts (policies/scheduling/rank_prompts.py) run as internal requests through the same
 rounds as users' requests. They contain users' text, which can affect nothing but the order in which
 requests run.

@@ -137,7 +137,7 @@ class RequestState:
 
 
 def first_tokens(requests: Iterable[RequestState]) -> FirstTokens:
-    """The first tokens that requests wait for whose prompts are being read."""
+    """The first tokens of the requests whose prompts are being read."""
     reading = [one for one in requests if not one.prefilled]
     due_s = [
         one.view.arrival_s + one.view.slo.ttft_s

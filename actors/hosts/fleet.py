@@ -1,6 +1,6 @@
 """The fleet of a replica: its target and drafters, loaded, measured and reachable as hosts.
 
-All are measured one after the other, after the last load.
+They are measured one after the other, once all are loaded.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

@@ -73,7 +73,7 @@ def isolated(
         except Exception as broken:
             raise HostLost(f"every call to it fails: {broken!r}") from broken
         if not failed:
-            _LOG.warning("%d orders fail together, not apart", len(orders), exc_info=error)
+            _LOG.warning("%d orders fail as a batch, none alone", len(orders), exc_info=error)
         return answers
 
 

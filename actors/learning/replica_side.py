@@ -96,7 +96,7 @@ class Learning:
             try:
                 await self.report()
             except Exception:
-                _LOG.exception("lanes are not renewed")
+                _LOG.exception("lanes keep their versions: the exchange with the trainer fails")
             await asyncio.sleep(_INTERVAL_S)
 
     async def report(self) -> None:
@@ -133,7 +133,7 @@ class Learning:
                 continue  # its next process is asked again
             except Exception as error:  # also where memory is short: others go on
                 if version not in self._refused:
-                    _LOG.error("version %d of a drafter is not served: %r", version, error)
+                    _LOG.error("version %d of a drafter cannot be served: %r", version, error)
                 self._refused.add(version)
             else:
                 self._lessons.versions[lane] = version

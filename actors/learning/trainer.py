@@ -181,7 +181,7 @@ class Trainer:
             learner.compare_with(served.weights)
             learner.go_on_from((candidate or served).weights)
         except ValueError as error:
-            _LOG.error("%s is left out: %s", self._folder, error)
+            _LOG.error("the versions in %s are not used: %s", self._folder, error)
             served, candidate = base, None
             learner.compare_with(base.weights)
         learner.tokens = (candidate or served).counts["tokens"]
@@ -205,7 +205,7 @@ class Trainer:
             self._rollout.begin(self._newest)
             gains = self._numbers(time.monotonic())
         _LOG.info(
-            "version %d of %s: %.2f tokens per forward after %.2f; one lane serves it",
+            "version %d of %s: %.2f tokens per forward, the one served %.2f; one lane tries it",
             self._newest,
             self._drafter.name,
             gains["candidate"],

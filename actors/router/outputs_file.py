@@ -40,7 +40,7 @@ class OutputsFile:
                 raise ValueError("it is larger than past_tokens allows")
             return _decoded(self._path.read_bytes())
         except (OSError, ValueError, TypeError) as error:
-            _LOG.warning("past outputs in %s are left out: %s", self._path, error)
+            _LOG.warning("past outputs in %s are not used: %s", self._path, error)
             return []
 
     async def keep(self, shared: SharedOutputs, every_s: float = WRITE_S) -> None:
@@ -57,7 +57,7 @@ class OutputsFile:
                 written, fails = changes, False
             except OSError as error:
                 if not fails:
-                    _LOG.warning("past outputs are not kept in %s: %s", self._path, error)
+                    _LOG.warning("past outputs cannot be written to %s: %s", self._path, error)
                 fails = True
             took_s = time.monotonic() - began_s
 

@@ -241,7 +241,7 @@ class Api:
         except (ApiError, InvalidRequest) as error:
             return self._refused(error, client)
         except Exception:
-            _LOG.exception("a request fails")
+            _LOG.exception("a request fails because of a defect")
             return self._refused(ApiError.internal(), client)
 
     async def stream(
@@ -261,7 +261,7 @@ class Api:
         except (ApiError, InvalidRequest) as error:
             yield self._refused(error, client)
         except Exception:
-            _LOG.exception("a request fails")
+            _LOG.exception("a request fails because of a defect")
             yield self._refused(ApiError.internal(), client)
 
     def _refused(self, error: Exception, client: Client) -> Body:

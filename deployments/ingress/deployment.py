@@ -47,7 +47,7 @@ class Ingress:
         try:
             await asyncio.to_thread(watchdog.start)
         except (OSError, CalledProcessError) as error:
-            _LOG.warning("nothing will end this application if Ray is killed: %s", error)
+            _LOG.warning("this application will not end if Ray is killed: %s", error)
         if self._config.grpc is None:
             return
         from deployments.ingress.grpc import GrpcServer

@@ -1,8 +1,8 @@
 """Checks a request's host, key, query and body size over HTTP, before anything of it is parsed.
 
 Hosts: a web page can have its own name resolve to the address of this server (DNS rebinding), and
-may then read the answers of whatever needs no key. It cannot do so under `localhost` or an address,
-because what it was loaded from has another one.
+then read whatever needs no key. But its requests still name that host, so only `localhost`,
+addresses and the names of the config are served.
 """
 
 import re

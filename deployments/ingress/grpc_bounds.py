@@ -1,7 +1,7 @@
 """Bounds the calls over gRPC whose message has not arrived.
 
-A call's message is read as a stream of messages, so that it cannot take for ever, and whatever is
-checked before it arrives is. Until it is there the client may be anyone.
+A call's message is read as a stream of messages, so that its arrival has a time limit and the key
+is checked before it. Until then the client may be anyone.
 """
 
 import asyncio

@@ -222,7 +222,7 @@ class DefectBoundary:
             await self._app(scope, receive, send_and_note)
             return
         except Exception:
-            _LOG.exception("a request fails")
+            _LOG.exception("a request fails because of a defect")
         if started:
             raise RuntimeError("the response broke off; the log of the ingress has the cause")
         defect = ApiError.internal()

@@ -1,4 +1,4 @@
-"""Reads clients' requests: what is large in a thread, so that the event loop goes on serving
+"""Reads clients' requests, large ones in a thread, so that the event loop goes on serving
 streams. Validation alone takes up to a second. Fields that have no effect are named to the client,
 so that nothing is ignored silently."""
 

@@ -116,6 +116,16 @@ function figures(numbers) {
     figure("requests", `${numbers.running} + ${numbers.waiting}`, "running, waiting"),
     figure("SLO met", slo === null ? "–" : percent(slo), slo === null ? "none was asked for" : "of the last requests"),
     ...drafters,
+    ...(numbers.learning ? learning(numbers.learning) : []),
+  ];
+}
+
+/** Tokens per forward of the drafter alone, judged before it learned from a request. */
+function learning({ drafter, version, tokens, share, served, candidate }) {
+  const pace = (judged) => (judged > 0 ? judged.toFixed(2) : "–");
+  return [
+    figure(`${drafter}, served`, pace(served), `tokens/forward, version ${version}`),
+    figure(`${drafter}, learning`, pace(candidate), `tokens/forward, ${tokens} learned, ${percent(share)} CPU`),
   ];
 }
 

@@ -5,6 +5,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
@@ -13,6 +14,7 @@ from ray.serve.schema import ReplicaRank
 from actors.coordinator.events import Event
 from actors.coordinator.stream import Cancelled, RequestFailed, Stream
 from actors.hosts.protocol import HostLost
+from actors.learning.replica_side import Numbers
 from cluster.config import AppConfig
 from deployments import messages
 from deployments.logs import announce, forward_to_serve, log_event, print_line
@@ -25,6 +27,7 @@ from deployments.messages import (
     StreamRequest,
 )
 from deployments.replica.autoscaling_signals import AutoscalingSignals
+from deployments.replica.break_even import break_even_lines
 from deployments.replica.live import LiveNumbers, ReplicaNumbers
 from deployments.replica.metrics import Metrics
 from deployments.replica.streams import HeartbeatMonitor, refusal, submit
@@ -77,6 +80,8 @@ class Replica:
         service = Service(self._config, fleet)
         print_line("Spindle: warming up")
         await service.warm_up()
+        for line in break_even_lines(fleet.costs, service.lanes):
+            _LOG.info(line)
         drafters = {lane.view.name: lane.view.drafter for lane in fleet.lanes}
         slo_classes = {name: named.slo for name, named in self._config.slo_classes.items()}
         self._metrics = Metrics(self._name, drafters, slo_classes)
@@ -86,8 +91,9 @@ class Replica:
         self._pooling = asyncio.create_task(service.pool(self._name, exchange))
         self._sharing = asyncio.create_task(service.share(self._name, share))
         self._exporting = asyncio.create_task(self._export_metrics(service))
-        if self._config.learner is not None:
-            learning = service.learn(self._name, exchange_lessons, self._metrics.set_learning)
+        if (learner := self._config.learner) is not None:
+            show = partial(self._show_learning, learner.name)
+            learning = service.learn(self._name, exchange_lessons, show)
             self._learning = asyncio.create_task(learning)
         return service
 
@@ -219,7 +225,7 @@ class Replica:
             with suppress(HostLost):  # it is being replaced
                 self._metrics.set_kv(await coordinator.kv_state())
         except Exception:
-            _LOG.exception("idle hosts could not be checked")
+            _LOG.exception("idle drafters and verifier could not be checked")
 
     @property
     def _service(self) -> "Service":
@@ -236,6 +242,10 @@ class Replica:
         self._metrics.observe(event)
         log_event(event)
         self._signals.observe(event)
+
+    def _show_learning(self, drafter: str, numbers: Numbers, sent: int, passed_over: int) -> None:
+        self._metrics.set_learning(numbers, sent, passed_over)
+        self._live.set_learning(drafter, numbers)
 
     async def _export_metrics(self, service: "Service") -> None:
         while True:

@@ -17,6 +17,7 @@ from actors.coordinator.events import (
     Event,
     Verified,
 )
+from actors.learning.replica_side import Numbers
 from deployments.metrics import VERIFIER
 from deployments.replica.node_counts import NodeCounts
 from policies.request import LaneView
@@ -44,6 +45,22 @@ class HostNumbers(_Shown):
     """From when to when it worked, by the replica's clock; at most the latest 512."""
 
 
+class LearningNumbers(_Shown):
+    drafter: str
+    """The one that learns."""
+    version: int
+    """The one that is served; 0: the config's own."""
+    tokens: int
+    """Tokens of answers that it has learned from."""
+    share: float
+    """How much of a processor the trainer used in the last minute."""
+    served: float
+    """Tokens per forward of the served version alone on the last requests, before they were learned
+    from; 0: none was judged yet."""
+    candidate: float
+    """The same of the copy that learns."""
+
+
 class ReplicaNumbers(_Shown):
     replica: str
     """The replica's name."""
@@ -66,6 +83,8 @@ class ReplicaNumbers(_Shown):
     """Those that the target agreed with."""
     hosts: list[HostNumbers]
     """The verifier and each drafter."""
+    learning: LearningNumbers | None
+    """Null: no drafter learns, or the trainer has not answered yet."""
 
 
 class _Round(NamedTuple):
@@ -78,6 +97,7 @@ class _Round(NamedTuple):
 class LiveNumbers:
     def __init__(self, replica: str, lanes: Sequence[LaneView]) -> None:
         self._replica = replica
+        self._learning: LearningNumbers | None = None
         self._drafters = {lane.name: lane.drafter for lane in lanes}
         self._node_counts = NodeCounts(self._drafters)
         self._spans = {name: deque[tuple[float, float]](maxlen=_MOST_SPANS) for name in self._hosts}
@@ -88,6 +108,9 @@ class LiveNumbers:
     @property
     def _hosts(self) -> list[str]:
         return [VERIFIER, *self._drafters]
+
+    def set_learning(self, drafter: str, numbers: Numbers) -> None:
+        self._learning = LearningNumbers(drafter=drafter, **numbers)
 
     def observe(self, event: Event) -> None:
         if event.at_s > self._until_s:
@@ -143,6 +166,7 @@ class LiveNumbers:
             drafted=drafted,
             accepted=accepted,
             hosts=[self._host(name, begin) for name in self._hosts],
+            learning=self._learning,
         )
 
     def _host(self, name: str, begin: float) -> HostNumbers:

@@ -183,4 +183,4 @@ class Service:
 def _log_end(ranking: asyncio.Task[None]) -> None:
     """Logs that length prediction has stopped; requests are then served in order of arrival."""
     if not ranking.cancelled() and (error := ranking.exception()) is not None:
-        log.error("output lengths are predicted no more: %r", error)
+        log.error("output lengths are no longer predicted: %r", error)

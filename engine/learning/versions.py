@@ -107,13 +107,13 @@ class VersionFolder:
             with written_whole(file) as partial:
                 partial.write_bytes(content)
         except OSError as error:
-            _LOG.error("%s is not kept: %s", file, error)
+            _LOG.error("%s cannot be written: %s", file, error)
 
     def _remove(self, file: Path) -> None:
         try:
             file.unlink(missing_ok=True)
         except OSError as error:
-            _LOG.error("%s is not removed: %s", file, error)
+            _LOG.error("%s cannot be removed: %s", file, error)
 
     def _read(self, file: Path) -> Version | None:
         try:
@@ -121,5 +121,5 @@ class VersionFolder:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            _LOG.error("%s is left out: %s", file, error)
+            _LOG.error("%s cannot be read: %s", file, error)
             return None

@@ -118,6 +118,9 @@ def learn_until(holds: Callable[[], bool], expected: Sequence[ReceivedStream], w
 def test_versions_are_learned_and_served_under_load(expected: list[ReceivedStream]) -> None:
     assert metric("learned_version") == 0
     learn_until(lambda: metric("learned_version") > 0, expected, "a version is served by all")
+    shown = httpx.get(f"{URL}/spindle/live", headers=KEY).json()["replicas"][0]["learning"]
+    assert shown["drafter"] == "head"
+    assert shown["version"] > 0
     drafted = stream()
     check(drafted, expected)
     accepted = sum(one.statistics["accepted"] for one in drafted if one.statistics)

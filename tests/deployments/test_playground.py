@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from benchmarks.browser import MISSING, chromium, chromium_path
 from deployments.ingress.pages import RESPONSES
@@ -201,6 +201,24 @@ def test_the_strip_shows_who_is_busy_and_whose_drafts_are_accepted(visit: Visit)
     before = sum("live" in url for url in visit.urls)
     page.wait_for_timeout(2500)
     assert sum("live" in url for url in visit.urls) == before, "a closed strip asks for nothing"
+
+
+def test_the_strip_shows_what_a_drafter_has_learned(visit: Visit) -> None:
+    page = opened(visit)
+    expect(page.locator("#server")).to_have_text("target, ready")
+    expect(page.locator("#numbers")).not_to_contain_text("learned")
+    learned = {"drafter": "tiny", "version": 3, "tokens": 900, "share": 0.1}
+
+    def add_learning(route: Route) -> None:
+        numbers = route.fetch().json()
+        numbers["replicas"][0]["learning"] = {**learned, "served": 1.3, "candidate": 0}
+        route.fulfill(json=numbers)
+
+    page.route("**/spindle/live*", add_learning)
+    shown = page.locator("#numbers")
+    expect(shown).to_contain_text("tiny, served1.30 tokens/forward, version 3")
+    expect(shown).to_contain_text("tiny, learning– tokens/forward, 900 learned, 10 % CPU")
+    page.unroute_all(behavior="wait")
 
 
 def test_a_wrong_key_is_asked_for_again(visit: Visit) -> None:
