@@ -21,11 +21,17 @@ from engine.protocol import (
     Verdict,
     Verifier,
     VerifyOrder,
-    feature_layers,
 )
 from engine.request import VERIFIER, ServedRequest, TargetLimits, admit
 from engine.sampling.params import SamplingParams
 from policies.tree import DraftTree
+
+
+def feature_layers(drafter: Drafter) -> tuple[int, ...]:
+    """The layers of the target whose hidden states this drafter reads, from its attribute of this
+    name; none for most drafters."""
+    layers: tuple[int, ...] = getattr(drafter, "feature_layers", ())
+    return layers
 
 
 @dataclass(frozen=True, slots=True)
