@@ -143,7 +143,8 @@ class Generation:
                 request.served.known[VERIFIER] = len(request.served.committed) + len(answer.tokens)
                 request.prefilled = not answer.pending
                 request.served.add_prompt_logprobs(answer.prompt_logprobs)
-                self._features.keep(request.served, answer.features, self._features)
+                if answer.features is not None:
+                    self._features.keep(request.served, answer.features, self._features)
                 if answer.tokens:
                     commits.append(request.served.commit(answer.tokens, answer.logprobs))
         finished = {commit.request for commit in commits if commit.finish}

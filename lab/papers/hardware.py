@@ -1,6 +1,6 @@
 """The papers' models and machines; cluster/plan/simulator/hardware.py makes cost models of them."""
 
-from cluster.plan.simulator.hardware import A100, A100_40GB, L40, V100, Efficiency, Gpu, Shape
+from cluster.plan.simulator.hardware import A100, A100_40GB, L40, LINK, V100, Gpu, Shape
 
 __all__ = ["A100", "A100_40GB", "A800", "L20", "L40", "V100"]
 
@@ -33,4 +33,4 @@ def kv_tokens(model: Shape, gpu: Gpu, gpus: int = 1) -> int:
 
 def swap_s_per_token(model: Shape, gpu: Gpu, gpus: int = 1) -> float:
     """The time to copy one token's KV to host memory, each GPU over its own link."""
-    return model.kv_bytes / (gpus * gpu.host_link * Efficiency().link)
+    return model.kv_bytes / (gpus * gpu.host_link * LINK)

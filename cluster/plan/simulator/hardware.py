@@ -7,7 +7,7 @@ of its context; and each layer costs its launches and, on several GPUs, two all-
         + layers · (launch + 2 · all-reduce)
 
 Peak rates are those of the vendor's data sheets, for dense half precision. The share of them that
-kernels reach (`Efficiency`) is assumed, and equal for all GPUs. So ratios between sizes and
+kernels reach is assumed, and equal for all GPUs. So ratios between sizes and
 machines can be trusted, milliseconds only roughly.
 """
 
@@ -41,17 +41,12 @@ A100 = Gpu(312e12, 2039e9, 80e9, link=300e9, host_link=32e9)
 A100_40GB = Gpu(312e12, 1555e9, 40e9, link=300e9, host_link=32e9)
 
 
-@dataclass(frozen=True, slots=True)
-class Efficiency:
-    """Assumed shares of the peak rates, and latencies."""
-
-    flops: float = 0.6
-    bandwidth: float = 0.8
-    link: float = 0.7
-    launch_s: float = 30e-6
-    """Per layer, with CUDA graphs or as a good engine overlaps it; eager code takes some 200 µs."""
-    all_reduce_s: float = 10e-6
-    """Latency of one all-reduce."""
+FLOPS, BANDWIDTH, LINK = 0.6, 0.8, 0.7
+"""Assumed shares of the peak rates."""
+_LAUNCH_S = 30e-6
+"""Per layer, with CUDA graphs or as a good engine overlaps it; eager code takes some 200 µs."""
+_ALL_REDUCE_S = 10e-6
+"""Latency of one all-reduce."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +70,17 @@ class Shape:
         return 2 * _HALF * self.layers * self.kv_width
 
 
-_DEFAULT = Efficiency()
-
-
-def roofline(
-    model: Shape, gpu: Gpu, gpus: int = 1, efficiency: Efficiency = _DEFAULT
-) -> ForwardCost:
+def roofline(model: Shape, gpu: Gpu, gpus: int = 1) -> ForwardCost:
     """The cost of a forward, tensor-parallel on several GPUs."""
-    bandwidth = gpus * gpu.bandwidth * efficiency.bandwidth
+    bandwidth = gpus * gpu.bandwidth * BANDWIDTH
     reading_s = model.weight_bytes / bandwidth
-    computing_s = 2 * model.parameters / (gpus * gpu.flops * efficiency.flops)
-    layer_s = efficiency.launch_s
+    computing_s = 2 * model.parameters / (gpus * gpu.flops * FLOPS)
+    layer_s = _LAUNCH_S
     reduce_s = 0.0
     if gpus > 1:
-        layer_s += 2 * efficiency.all_reduce_s
+        layer_s += 2 * _ALL_REDUCE_S
         sent = 2 * (gpus - 1) / gpus * _HALF * model.hidden
-        reduce_s = 2 * model.layers * sent / (gpu.link * efficiency.link)
+        reduce_s = 2 * model.layers * sent / (gpu.link * LINK)
     return ForwardCost(
         alpha=model.kv_bytes / bandwidth,
         gamma=reduce_s,
