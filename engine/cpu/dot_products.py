@@ -51,7 +51,7 @@ def _avx2_dot(
         sums = _quad_sums(builder, upper, numbers)
         sums = builder.shl(sums, filled(sums.type, 4))
         halves.append(builder.add(sums, _quad_sums(builder, lower, numbers)))
-    return builder.add(totals, shuffled(builder, *halves, range(OUTPUTS)))
+    return builder.add(totals, shuffled(builder, halves[0], halves[1], range(OUTPUTS)))
 
 
 def _quad_sums(builder: ir.IRBuilder, weights: ir.Value, numbers: ir.Value) -> ir.Value:

@@ -25,11 +25,10 @@ Tokens = NDArray[np.int32]
 class Target:
     """Its outputs end with STOP, which occurs nowhere else in them."""
 
-    vocab_size = 32_000
-
-    def __init__(self, output_tokens: Mapping[str, int]) -> None:
+    def __init__(self, output_tokens: Mapping[str, int], vocab_size: int = 32_000) -> None:
         """Requests that are not in `output_tokens` run to their max_tokens."""
         self._output_tokens = output_tokens
+        self.vocab_size = vocab_size
         self.block = lru_cache(_CACHED_BLOCKS)(self._block)
         """(request, seed, block) → the output's tokens from block · BLOCK on, read-only; those
         after the end are arbitrary."""
