@@ -137,7 +137,7 @@ def _verifier(
     target: TargetConfig, feature_layers: tuple[int, ...], group: Group | None, limits: Limits
 ) -> Caller:
     if target.placement == "inline":
-        from actors.hosts.workers import verifier_thread  # model code, which takes seconds
+        from actors.hosts.inline import verifier_thread  # model code, which takes seconds
 
         return verifier_thread(target, feature_layers)
     return Supervised(
@@ -159,7 +159,7 @@ def _models(
         for lane in drafter.lanes:
             worker: Caller
             if drafter.placement == "inline":
-                from actors.hosts.workers import drafter_thread
+                from actors.hosts.inline import drafter_thread
 
                 worker = drafter_thread(drafter, lane, target)
             else:

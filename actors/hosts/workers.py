@@ -1,23 +1,19 @@
 """The workers that hosts call: a drafter, or the target.
 
-Ordinary classes, in Ray actors (actors/hosts/spawn.py) or on threads of the coordinator's process.
-The model is loaded by a call after construction, so that a bad checkpoint is an error of that call
-and not a dead actor.
+Ordinary classes. actors/hosts/spawn.py puts them into Ray actors, actors/hosts/inline.py on
+threads. The model is loaded by a call after construction, so that a bad checkpoint is an error of
+that call and not a dead actor.
 """
 
-import asyncio
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from actors.hosts.isolation import draft_isolated, isolated
 from actors.hosts.loading import load_drafter, load_verifier
-from actors.hosts.protocol import HostLost, TargetCosts
+from actors.hosts.protocol import TargetCosts
 from cluster.config import DrafterConfig, TargetConfig
 from engine.draft_profile import DraftCosts
 from engine.errors import InvalidVersion
@@ -148,41 +144,3 @@ def _starts() -> list[Start]:
 
 def _prefix(start: Start) -> Prefix:
     return Prefix(_WARM_UP, 0, 0, 0, EMPTY_HASH, _WARM_UP_PROMPT, start)
-
-
-def drafter_thread(drafter: DrafterConfig, lane: str, target: TargetConfig) -> "WorkerThread":
-    return WorkerThread(f"drafter-{lane}", DrafterWorker(drafter, lane, target))
-
-
-def verifier_thread(target: TargetConfig, feature_layers: tuple[int, ...]) -> "WorkerThread":
-    return WorkerThread("verifier", VerifierWorker(target, feature_layers))
-
-
-class WorkerThread:
-    """A `Caller` (actors/hosts/models.py): runs a worker's calls in order, so that they do not
-    block the event loop."""
-
-    def __init__(self, name: str, worker: object) -> None:
-        self._worker = worker
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
-
-    async def start(self) -> None:
-        await self.call("load")
-
-    async def call(self, method: str, *arguments: object) -> Any:
-        loop = asyncio.get_running_loop()
-        work = partial(getattr(self._worker, method), *arguments)
-        return await loop.run_in_executor(self._executor, work)
-
-    async def call_without_timeout(self, method: str, *arguments: object) -> Any:
-        return await self.call(method, *arguments)
-
-    async def order(self, method: str, *arguments: object, expected_s: float) -> Any:
-        return await self.call(method, *arguments)
-
-    async def recover(self) -> None:
-        """Its device is broken or every call fails, so only another process could recover it."""
-        raise HostLost("every call to a model in this process fails, which is not started again")
-
-    def close(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)

@@ -16,8 +16,9 @@ import pytest
 from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
+from actors.hosts.inline import drafter_thread, verifier_thread
 from actors.hosts.models import ModelDrafter, ModelVerifier
-from actors.hosts.workers import DrafterWorker, VerifierWorker, drafter_thread, verifier_thread
+from actors.hosts.workers import DrafterWorker, VerifierWorker
 from cluster.config import DrafterConfig, TargetConfig
 from engine.sampling.params import SamplingParams
 from policies.cost import ForwardCost
