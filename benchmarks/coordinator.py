@@ -20,9 +20,9 @@ from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.events import Event, Verified
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
-from actors.hosts.protocol import KvState
 from benchmarks.report import Record, parser, publish
 from cluster.plan.simulator.clock import run
+from engine.kv.blocks import KvState
 from engine.protocol import Draft, DraftOrder, Missing, NoRoom, Verdict, VerifyOrder
 from engine.request import TargetLimits
 from engine.sampling.params import SamplingParams

@@ -21,11 +21,17 @@ from engine.protocol import (
     Verdict,
     Verifier,
     VerifyOrder,
-    feature_layers,
 )
 from engine.request import VERIFIER, ServedRequest, TargetLimits, admit
 from engine.sampling.params import SamplingParams
 from policies.tree import DraftTree
+
+
+def feature_layers(drafter: Drafter) -> tuple[int, ...]:
+    """The layers of the target whose hidden states this drafter reads, from its attribute of this
+    name; none for most drafters."""
+    layers: tuple[int, ...] = getattr(drafter, "feature_layers", ())
+    return layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +143,8 @@ class Generation:
                 request.served.known[VERIFIER] = len(request.served.committed) + len(answer.tokens)
                 request.prefilled = not answer.pending
                 request.served.add_prompt_logprobs(answer.prompt_logprobs)
-                self._features.keep(request.served, answer.features, self._features)
+                if answer.features is not None:
+                    self._features.keep(request.served, answer.features, self._features)
                 if answer.tokens:
                     commits.append(request.served.commit(answer.tokens, answer.logprobs))
         finished = {commit.request for commit in commits if commit.finish}

@@ -35,8 +35,7 @@ written."""
 class PrefixMemory:
     """The prompts that one replica has served recently, as hashes of their leading blocks."""
 
-    def __init__(self, capacity: int = BLOCKS_PER_REPLICA) -> None:
-        self._capacity = capacity
+    def __init__(self) -> None:
         self._blocks = OrderedDict[int, None]()
         """The least recently used first."""
 
@@ -50,7 +49,7 @@ class PrefixMemory:
         for block in reversed(blocks):
             self._blocks[block] = None
             self._blocks.move_to_end(block)
-        while len(self._blocks) > self._capacity:
+        while len(self._blocks) > BLOCKS_PER_REPLICA:
             self._blocks.popitem(last=False)
 
 

@@ -40,7 +40,6 @@ class UnsupportedModel(SpindleError):
     def __init__(self, model_type: str, reason: str) -> None:
         super().__init__(f"model type {model_type!r} is not supported: {reason}")
         self.model_type = model_type
-        self.reason = reason
 
 
 class IncompleteCheckpoint(SpindleError):
@@ -65,7 +64,6 @@ class IncompatibleDrafter(SpindleError):
 
     def __init__(self, drafter: str, field: str, problem: str) -> None:
         super().__init__(f"drafter {drafter!r}: {field}: {problem}")
-        self.drafter = drafter
         self.field = field
 
 
@@ -82,8 +80,6 @@ class OutOfBlocks(SpindleError):
 
     def __init__(self, needed: int, available: int) -> None:
         super().__init__(f"{needed} KV blocks needed, {available} available")
-        self.needed = needed
-        self.available = available
 
 
 @contextmanager
@@ -117,4 +113,3 @@ class InvalidEngineArgs(SpindleError):
 
     def __init__(self, name: str, problem: str) -> None:
         super().__init__(f"target.engine_args: {name}: {problem}")
-        self.name = name

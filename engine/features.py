@@ -1,6 +1,6 @@
 """Which lanes read the target's features, and what each of them can be sent."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from engine.feature_buffer import FeatureBuffer, lacks_from
 from engine.protocol import FeatureRange, Features, Prefix
@@ -24,13 +24,10 @@ class FeatureLanes:
     def __iter__(self) -> Iterator[str]:
         return iter(self._by_lane)
 
-    def __contains__(self, lane: object) -> bool:
-        return lane in self._by_lane
-
     def __len__(self) -> int:
         return len(self._by_lane)
 
-    def needed(self, served: ServedRequest, lanes: Collection[str]) -> FeatureRange | None:
+    def needed(self, served: ServedRequest, lanes: Iterable[str]) -> FeatureRange | None:
         """What the next verdict should bring. `lanes`: those of these lanes that may draft for the
         request."""
         first, kept = self._drop_unneeded(served, lanes), served.features
@@ -40,12 +37,8 @@ class FeatureLanes:
             first = kept.end
         return FeatureRange(self._layers, first)
 
-    def keep(
-        self, served: ServedRequest, features: Features | None, lanes: Collection[str]
-    ) -> None:
+    def keep(self, served: ServedRequest, features: Features, lanes: Iterable[str]) -> None:
         """Keeps what a verdict has brought until the lanes have read it."""
-        if features is None:
-            return
         if served.features is None:
             served.features = FeatureBuffer(self._layers, self._most)
         served.features.add(features)
@@ -81,7 +74,7 @@ class FeatureLanes:
         first, end = lacks_from(prefix.base), prefix.base + len(prefix.delta) - 1
         return served.features.read(first, end, layers)
 
-    def _drop_unneeded(self, served: ServedRequest, lanes: Collection[str]) -> int | None:
+    def _drop_unneeded(self, served: ServedRequest, lanes: Iterable[str]) -> int | None:
         """Keeps only what one of these lanes can still be sent, and returns the first position of
         it; None if there is no such lane. The verifier computes again what it does not know."""
         kept, available = served.features, served.known.get(VERIFIER, 0)

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.kv.blocks import KvState
 from engine.sampling.params import SamplingParams
 from engine.scopes import SHARED, Scope
 from policies.tree import DraftTree
@@ -232,13 +233,6 @@ def to_ordered_depth(step: DraftStep) -> Sequence[bool]:
     return [True] * len(step.requests)
 
 
-def feature_layers(drafter: "Drafter") -> tuple[int, ...]:
-    """The layers of the target whose hidden states this drafter reads, from its attribute of this
-    name; none for most drafters."""
-    layers: tuple[int, ...] = getattr(drafter, "feature_layers", ())
-    return layers
-
-
 class Drafter(Protocol):
     """Anything that proposes tokens. Returns one answer per order, in the order of the orders."""
 
@@ -293,6 +287,8 @@ class Verifier(Protocol):
         ...
 
     def forget(self, requests: Iterable[str]) -> None: ...
+
+    def blocks(self) -> KvState: ...
 
     def roll_back(self, requests: Iterable[str]) -> None:
         """Called after a `verify` that raised, so that these requests' orders can be sent again."""

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from engine.attention.context import AttentionBatch, Scoring
 from engine.attention.hook import LayerCall
-from engine.attention.partial import attend_part, group_queries, ungroup_queries
 from engine.cpu.decoder_loop import FloatForward
 from engine.kv.cache import KVCache
 
@@ -52,18 +51,16 @@ class StaticPlan:
             table.copy_(torch.from_numpy(values))
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
-        rows, heads = query.shape[:2]
-        visible = self._visible
+        seen, slots = self._visible[: len(query)], self._slots[: len(query)]
         if scoring.window is not None:
-            visible = visible & (self._distance < scoring.window)
-        mixed, _ = attend_part(
-            group_queries(query.unsqueeze(1), keys.shape[1]),
-            keys[self._slots[:rows]].transpose(1, 2),
-            values[self._slots[:rows]].transpose(1, 2),
-            visible[:rows, None, None],
-            scoring,
-        )
-        return ungroup_queries(mixed, heads).squeeze(1).to(query.dtype)
+            seen = seen & (self._distance[: len(query)] < scoring.window)
+        # Scaled before the product, whose result is rounded to the model's dtype. Query heads that
+        # share a key head become rows, so that keys are not copied.
+        grouped = (query * scoring.scale).unflatten(1, (keys.shape[1], -1))
+        scores = torch.matmul(grouped, keys[slots].permute(0, 2, 3, 1)).float()
+        shares = scores.masked_fill(~seen[:, None, None], -torch.inf).softmax(-1)
+        mixed = torch.matmul(shares.to(values.dtype), values[slots].transpose(1, 2))
+        return mixed.flatten(1, 2).to(query.dtype)
 
 
 log = logging.getLogger(__name__)

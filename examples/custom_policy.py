@@ -9,14 +9,17 @@ from collections.abc import Mapping, Sequence
 
 from actors.coordinator.settings import Limits, Policies
 from cluster.plan.simulator.acceptance import Acceptance, synthetic
-from cluster.plan.simulator.hardware import A100, LLAMA_7B, LLAMA_68M, roofline
+from cluster.plan.simulator.hardware import A100, Shape, roofline
 from cluster.plan.simulator.run import Cluster, DrafterSpec, simulate
 from cluster.plan.simulator.verifier import KvMemory
-from cluster.plan.simulator.workload import Lengths, draw, poisson
+from cluster.plan.simulator.workload import Lengths, draw
 from policies.catalogue import make_schedule, make_selection, make_speculation
 from policies.protocols import RoundContext, Selection
 from policies.request import LaneView, RequestView, RoundOutcome
 from policies.selection.fixed import Fixed
+
+SMALL, LARGE = Shape(68e6, 2, 768, 768), Shape(6.74e9, 32, 4096, 4096)
+"""A drafter and a target in the sizes of Llama 68M and 7B."""
 
 
 class LeaveBadDrafters(Fixed):
@@ -49,10 +52,10 @@ class LeaveBadDrafters(Fixed):
 def goodput(selection: Selection) -> float:
     """Tokens per second of 200 requests of two domains, each with a drafter of its own."""
     pairs = {(domain, name): 0.8 if domain == name else 0.2 for domain in "ab" for name in "ab"}
-    lanes = [DrafterSpec(name, name, roofline(LLAMA_68M, A100), capacity=32) for name in "ab"]
+    lanes = [DrafterSpec(name, name, roofline(SMALL, A100), capacity=32) for name in "ab"]
     accepted = Acceptance({pair: synthetic(share) for pair, share in pairs.items()})
-    cluster = Cluster(roofline(LLAMA_7B, A100), KvMemory(100_000), lanes, accepted)
-    arrivals = draw(poisson(10.0, 200, seed=0), 0, Lengths(longest=512), domains="ab")
+    cluster = Cluster(roofline(LARGE, A100), KvMemory(100_000), lanes, accepted)
+    arrivals = draw([0.1 * number for number in range(200)], 0, Lengths(longest=512), domains="ab")
     policies = Policies(make_schedule("fcfs"), selection, make_speculation("fixed"))
     limits = Limits(max_batch=32, max_waiting=200, kv_tokens=100_000)
     return simulate(arrivals, cluster, lambda _calibrations: policies, limits, clients=16).goodput

@@ -17,9 +17,9 @@ from policies.flat_trees import (
     merge_each,
     prune_each,
 )
-from policies.matching import match
 from policies.protocols import Candidates, LaneBatch, RoundContext
 from policies.request import LaneView, RequestView, RoundOutcome, Slo
+from policies.selection.lane_capacity import match
 from policies.tree import DraftTree
 from policies.tree_counts import count_nodes
 

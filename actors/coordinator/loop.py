@@ -27,8 +27,9 @@ from actors.coordinator.request_state import GONE, WAITING, RequestState
 from actors.coordinator.settings import Lane, Limits, Policies, Shared
 from actors.coordinator.stream import Cancelled, Statistics, Stream
 from actors.coordinator.verifying import Verifying
-from actors.hosts.protocol import KvState, VerifierHost
+from actors.hosts.protocol import VerifierHost
 from engine.errors import InvalidRequest, SpindleError
+from engine.kv.blocks import KvState
 from engine.request import admit
 from engine.sampling.params import SamplingParams
 from engine.scopes import INTERNAL, SHARED, Scope

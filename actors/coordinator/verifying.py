@@ -13,7 +13,8 @@ from actors.coordinator.request_state import READY, VERIFYING, RequestState
 from actors.coordinator.round_draft import round_trace
 from actors.coordinator.settings import Policies, Shared
 from actors.coordinator.suspects import VerifierSuspects
-from actors.hosts.protocol import HostLost, KvState, VerifierHost
+from actors.hosts.protocol import HostLost, VerifierHost
+from engine.kv.blocks import KvState
 from engine.protocol import Commit, Failed, Missing, NoRoom, Verdict
 from engine.request import VERIFIER
 from policies.flat_trees import Ints

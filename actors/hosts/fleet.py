@@ -3,6 +3,8 @@
 They are measured one after the other, once all are loaded.
 """
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,15 +18,29 @@ from actors.hosts.direct import DirectDrafter, make_lookup
 from actors.hosts.models import Caller, ModelDrafter, ModelVerifier
 from actors.hosts.protocol import VerifierHost
 from actors.hosts.spawn import Group
-from actors.hosts.starting import LOG_PROGRESS, Progress, Start, start_all
 from actors.hosts.supervision import Supervised
 from cluster.checkpoints import eagle3_shape
 from cluster.config import DrafterConfig, TargetConfig
 from cluster.config.drafter_kinds import drafter_kind
+from cluster.config.models import Placement
 from engine.draft_profile import DraftCosts
 from engine.drafters.lookup import LookupDrafter
 from engine.grammar.compiler import Grammars
 from policies.request import LaneView
+
+_PROGRESS_S = 10
+"""Interval of progress messages during a long load."""
+
+Progress = Callable[[str], None]
+"""Receives messages about what is loading and what is ready."""
+LOG_PROGRESS: Progress = logging.getLogger("spindle").info
+
+
+class Start(NamedTuple):
+    name: str
+    where: Placement
+    begin: Callable[[], Awaitable[None]]
+
 
 _DEFAULT_LIMITS = Limits()
 _LOOKUP_CAPACITY = 4096
@@ -200,3 +216,39 @@ async def _measure_drafters(
         if drafter.name not in by_drafter:
             by_drafter[drafter.name] = await host.measure(cache_dir, measure_s)
     return {model.lane: by_drafter[model.drafter.name] for model in models}
+
+
+async def start_all(starts: Sequence[Start], progress: Progress) -> None:
+    """Actors load in parallel; models in this process one after the other, because transformers
+    keeps the settings of a load in globals. Raises the first error."""
+
+    async def in_turn() -> None:
+        for start in starts:
+            if start.where == "inline":
+                await _start(start, progress)
+
+    actors = [_start(start, progress) for start in starts if start.where == "actor"]
+    try:
+        async with asyncio.TaskGroup() as together:
+            for one in [*actors, in_turn()]:
+                together.create_task(one)
+    except* Exception as errors:
+        raise errors.exceptions[0] from None
+
+
+async def _start(start: Start, progress: Progress) -> None:
+    """With messages while loading takes long, as vLLM's compilation does."""
+    clock = asyncio.get_running_loop().time
+    started = clock()
+
+    async def report() -> None:
+        while True:
+            await asyncio.sleep(_PROGRESS_S)
+            progress(f"{start.name}: still loading after {clock() - started:.0f} s")
+
+    reporting = asyncio.create_task(report())
+    try:
+        await start.begin()
+    finally:
+        reporting.cancel()
+    progress(f"{start.name}: ready after {clock() - started:.1f} s")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import engine.lean_imports  # noqa: F401  # before whatever imports models of transformers
-from actors.hosts.protocol import KvState, TargetCosts
+from actors.hosts.protocol import TargetCosts
 from cluster.checkpoint_files import quantization
 from cluster.config import DrafterConfig, TargetConfig
 from cluster.config.backends import BACKENDS
@@ -41,7 +41,6 @@ _SLOW_BF16 = (
 @dataclass(frozen=True, slots=True)
 class LoadedTarget:
     verifier: Verifier
-    kv_state: Callable[[], KvState]
     measure: Callable[[Path, float], TargetCosts]
     """Profiles forwards for so many seconds at most, while nothing else runs on the device; caches
     the results in the directory."""
@@ -91,13 +90,8 @@ def _load_native(target: TargetConfig, checkpoint: Path, dtype: torch.dtype) -> 
         recompute = recompute_cost(measured.roofline, _PREFILL_CHUNK)
         return TargetCosts(measured.roofline, measured.token_budget, recompute)
 
-    def kv_state() -> KvState:
-        kv = model.kv
-        blocks = kv.capacity // kv.block_size
-        return KvState(kv.free_blocks, kv.used_blocks, kv.cached_blocks, blocks)
-
     grammars = Grammars.of(checkpoint, model.vocab_size)
-    return LoadedTarget(NativeVerifier(model, grammars), kv_state, measure, grammars)
+    return LoadedTarget(NativeVerifier(model, grammars), measure, grammars)
 
 
 def target_dtype(target: TargetConfig, checkpoint: Path) -> torch.dtype:
@@ -158,8 +152,4 @@ def _load_vllm(
         recompute = recompute_cost(measured.roofline, _PREFILL_CHUNK)
         return TargetCosts(measured.roofline, measured.token_budget, recompute)
 
-    def kv_state() -> KvState:
-        blocks = verifier.blocks()
-        return KvState(blocks.free, blocks.used, blocks.cached, blocks.total)
-
-    return LoadedTarget(verifier, kv_state, measure, verifier.grammars)
+    return LoadedTarget(verifier, measure, verifier.grammars)

@@ -1,5 +1,5 @@
 """Models as hosts: each batch of orders is one call to a worker (actors/hosts/workers.py), which is
-on a thread of this process (actors/hosts/inline.py) or in others (actors/hosts/supervision.py)."""
+on a thread of this process (actors/hosts/workers.py) or in others (actors/hosts/supervision.py)."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -8,8 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.hosts.protocol import KvState, TargetCosts
+from actors.hosts.protocol import TargetCosts
 from engine.draft_profile import DraftCosts, draft_call_s
+from engine.kv.blocks import KvState
 from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom, Verdict, VerifyOrder
 from engine.request import TargetLimits
 from policies.cost import CostModel

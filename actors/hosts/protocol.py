@@ -1,6 +1,6 @@
 """How the coordinator reaches drafters and the verifier, wherever they run.
 
-In this process on threads (actors/hosts/inline.py), as Ray actors (actors/hosts/spawn.py), or
+In this process on threads (actors/hosts/workers.py), as Ray actors (actors/hosts/spawn.py), or
 simulated in virtual time. The coordinator never touches an executor or a socket itself, so that
 virtual time is exact.
 """
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import SpindleError
+from engine.kv.blocks import KvState
 from engine.protocol import Draft, DraftOrder, Failed, Missing, NoRoom, Verdict, VerifyOrder
 from engine.request import TargetLimits
 from policies.cost import CostModel, SwitchCost
@@ -21,18 +22,6 @@ from policies.protocols import StepRule
 
 class HostLost(SpindleError):
     """The host is lost with everything it held; `recover` replaces it by an empty one."""
-
-
-@dataclass(frozen=True, slots=True)
-class KvState:
-    """Blocks of the verifier's KV pool: free + used + cached = total, or KV has been lost."""
-
-    free: int
-    used: int
-    """Held by requests."""
-    cached: int
-    """Held by no request, kept for prompts with the same beginning."""
-    total: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from actors.hosts.isolation import draft_isolated, isolated
 from actors.hosts.loading import load_drafter, load_verifier
-from actors.hosts.protocol import KvState, TargetCosts
+from actors.hosts.protocol import TargetCosts
 from cluster.config import DrafterConfig, TargetConfig
 from engine.draft_profile import DraftCosts
 from engine.errors import InvalidVersion
+from engine.kv.blocks import KvState
 from engine.protocol import (
     Draft,
     DraftOrder,
@@ -129,7 +130,7 @@ class VerifierWorker:
         self._verifier.forget(requests)
 
     def kv_state(self) -> KvState:
-        return self._loaded.kv_state()
+        return self._verifier.blocks()
 
 
 def _starts() -> list[Start]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.generation import Rejected, generate
+from benchmarks.generation import Rejected, feature_layers, generate
 from benchmarks.real.contenders import HEAD
 from benchmarks.report import Record
 from benchmarks.serving.requests import Request
@@ -22,7 +22,6 @@ from engine.protocol import (
     DraftOrder,
     Missing,
     NoRoom,
-    feature_layers,
     to_ordered_depth,
 )
 from engine.sampling.params import SamplingParams

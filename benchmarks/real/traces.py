@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.generation import DraftPlan, Generation
+from benchmarks.generation import DraftPlan, Generation, feature_layers
 from benchmarks.real.contenders import HEAD
 from benchmarks.real.engine import make_drafter
 from benchmarks.real.prompts import real_prompts
@@ -22,7 +22,6 @@ from engine.protocol import (
     NoRoom,
     Prefix,
     Start,
-    feature_layers,
     to_ordered_depth,
 )
 from engine.sampling.params import SamplingParams

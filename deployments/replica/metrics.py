@@ -21,7 +21,6 @@ from actors.coordinator.events import (
     VerifierDown,
     VerifierUp,
 )
-from actors.hosts.protocol import KvState
 from actors.learning.replica_side import Numbers
 from deployments.metrics import (
     ACCEPTED,
@@ -41,6 +40,7 @@ from deployments.metrics import (
 from deployments.replica.autoscaling_signals import met_slo, tpot_s
 from deployments.replica.node_counts import NodeCounts
 from deployments.series import Family, Series
+from engine.kv.blocks import KvState
 from policies.flat_trees import FlatTrees
 from policies.request import RoundOutcome, Slo
 from policies.tree_counts import ACCEPTED as ACCEPTED_NODES

@@ -17,7 +17,7 @@ from actors.hosts.models import ModelDrafter
 from actors.hosts.protocol import HostLost
 from actors.learning.replica_side import ExchangeLessons, Learning, Show
 from actors.router.output_sharing import OutputSharing, Share
-from actors.router.replica_side import Exchange, Pooling
+from actors.router.router import Exchange, Pooling
 from cluster.config import AppConfig, PoliciesConfig
 from deployments.replica.compile_queue import CompileQueue
 from deployments.replica.hosts import limits_of

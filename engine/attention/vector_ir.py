@@ -59,7 +59,7 @@ def first_lanes(builder: ir.IRBuilder, count: ir.Value) -> ir.Value:
 
 def splat(builder: ir.IRBuilder, kind: ir.VectorType, number: ir.Value) -> ir.Value:
     first = builder.insert_element(kind(ir.Undefined), number, I32(0))
-    return shuffled(builder, first, first, [0] * LANES)
+    return shuffled(builder, first, first, [0] * kind.count)
 
 
 def shuffled(

@@ -1,20 +1,20 @@
 """The sum of four products of 8-bit numbers for each of 16 outputs, by the processor's own
 instructions, as LLVM operations. All give the same whole numbers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from llvmlite import ir
 from numba import config
-from numba.core import cgutils
 from numba.core.codegen import get_host_cpu_features
+
+from engine.attention.vector_ir import I32, call, filled, shuffled
 
 OUTPUTS, QUAD = 16, 4
 """Outputs, and the inputs that are multiplied and added for each."""
 
-_I16, I32 = ir.IntType(16), ir.IntType(32)
+_I16 = ir.IntType(16)
 BYTES, INTS = ir.VectorType(ir.IntType(8), OUTPUTS * QUAD), ir.VectorType(I32, OUTPUTS)
 
-Values = Sequence[ir.Value]
 Dot = Callable[[ir.IRBuilder, ir.Value, ir.Value, ir.Value, int], ir.Value]
 """(builder, totals [16], weights [64 bytes], the inputs' numbers in each of 16 words, bits of a
 weight) → totals"""
@@ -46,20 +46,18 @@ def _avx2_dot(
         if bits == 4:
             halves.append(_quad_sums(builder, own, numbers))
             continue
-        lower = builder.and_(own, ir.Constant(own.type, [15] * own.type.count))
-        upper = builder.lshr(own, ir.Constant(own.type, [4] * own.type.count))
+        lower = builder.and_(own, filled(own.type, 15))
+        upper = builder.lshr(own, filled(own.type, 4))
         sums = _quad_sums(builder, upper, numbers)
-        sums = builder.shl(sums, ir.Constant(sums.type, [4] * sums.type.count))
+        sums = builder.shl(sums, filled(sums.type, 4))
         halves.append(builder.add(sums, _quad_sums(builder, lower, numbers)))
-    order = ir.Constant(INTS, list(range(OUTPUTS)))
-    return builder.add(totals, builder.shuffle_vector(*halves, order))
+    return builder.add(totals, shuffled(builder, halves[0], halves[1], range(OUTPUTS)))
 
 
 def _quad_sums(builder: ir.IRBuilder, weights: ir.Value, numbers: ir.Value) -> ir.Value:
     pairs, quads = ir.VectorType(_I16, 16), ir.VectorType(I32, 8)
     of_two = call(builder, "llvm.x86.avx2.pmadd.ub.sw", pairs, [weights, numbers])
-    ones = ir.Constant(pairs, [1] * pairs.count)
-    return call(builder, "llvm.x86.avx2.pmadd.wd", quads, [of_two, ones])
+    return call(builder, "llvm.x86.avx2.pmadd.wd", quads, [of_two, filled(pairs, 1)])
 
 
 def _plain_dot(
@@ -70,17 +68,11 @@ def _plain_dot(
     numbers = builder.sext(builder.bitcast(inputs, BYTES), wide)
     products = builder.mul(builder.zext(weights, wide), numbers)
     for place in range(QUAD):
-        order = ir.Constant(INTS, list(range(place, BYTES.count, QUAD)))
-        totals = builder.add(totals, builder.shuffle_vector(products, products, order))
+        own = shuffled(builder, products, products, range(place, BYTES.count, QUAD))
+        totals = builder.add(totals, own)
     return totals
-
-
-def call(builder: ir.IRBuilder, name: str, result: ir.Type, arguments: Values) -> ir.Value:
-    kind = ir.FunctionType(result, [argument.type for argument in arguments])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
 def _half(builder: ir.IRBuilder, vector: ir.Value, half: int) -> ir.Value:
     count = vector.type.count // 2
-    order = [half * count + lane for lane in range(count)]
-    return builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(I32, count), order))
+    return shuffled(builder, vector, vector, range(half * count, (half + 1) * count))

@@ -22,23 +22,15 @@ from numba.core.base import BaseContext
 from numba.core.typing import Signature
 from numba.extending import intrinsic
 
-from engine.cpu.dot_products import (
-    BYTES,
-    I32,
-    INTS,
-    OUTPUTS,
-    QUAD,
-    Values,
-    call,
-    dot_of_this_processor,
-)
+from engine.attention.vector_ir import F32, I32, Arguments, call, filled, splat
+from engine.cpu.dot_products import BYTES, INTS, OUTPUTS, QUAD, dot_of_this_processor
 
 _ROWS = 4
 """That a tile is multiplied with at once, so that its numbers are unpacked once for all of them."""
 SCALE_GROUP = 32
 """Inputs of a row that share a scale."""
 _I16, _I64 = ir.IntType(16), ir.IntType(64)
-_FLOATS = ir.VectorType(ir.FloatType(), OUTPUTS)
+_FLOATS = ir.VectorType(F32, OUTPUTS)
 _HALVES = ir.VectorType(ir.HalfType(), OUTPUTS)
 
 
@@ -119,7 +111,7 @@ def call_product(
     stand beside: out[row, output] for `stride` outputs a row. All others are addresses."""
 
     def build(
-        context: BaseContext, builder: ir.IRBuilder, _s: object, arguments: Values
+        context: BaseContext, builder: ir.IRBuilder, _s: object, arguments: Arguments
     ) -> ir.Value:
         kind = ir.FunctionType(ir.VoidType(), [_I64] * (len(arguments) - 1))
         builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
@@ -154,7 +146,7 @@ def _multiply_tile(
     )
 
     def build(
-        context: BaseContext, builder: ir.IRBuilder, _s: object, arguments: Values
+        context: BaseContext, builder: ir.IRBuilder, _s: object, arguments: Arguments
     ) -> ir.Value:
         _build_tile(builder, kind, rows.literal_value, arguments[len(literals) :])
         return context.get_dummy_value()
@@ -162,10 +154,10 @@ def _multiply_tile(
     return types.void(*literals, *[types.intp] * 7), build
 
 
-def _build_tile(builder: ir.IRBuilder, kind: Format, count: int, arguments: Values) -> None:
+def _build_tile(builder: ir.IRBuilder, kind: Format, count: int, arguments: Arguments) -> None:
     weights, groups, numbers, scales, sums, out, stride = arguments
     dot = dot_of_this_processor()
-    none = ir.Constant(_FLOATS, [0.0] * OUTPUTS)
+    none = filled(_FLOATS, 0.0)
     totals = [cgutils.alloca_once_value(builder, none) for _ in range(count)]
     width = builder.mul(groups, _I64(kind.group))
     row_scales = builder.udiv(width, _I64(SCALE_GROUP))
@@ -177,10 +169,10 @@ def _build_tile(builder: ir.IRBuilder, kind: Format, count: int, arguments: Valu
         for row, total in enumerate(totals):
             own = _moved(builder, numbers, builder.mul(width, _I64(row)), 1)
             own = _moved(builder, own, group, kind.group)
-            products: ir.Value = ir.Constant(INTS, [0] * OUTPUTS)
+            products: ir.Value = filled(INTS, 0)
             for number, quad in enumerate(quads):
                 four = _load(builder, _moved(builder, own, _I64(number), QUAD), I32, 4)
-                products = dot(builder, products, quad, _splat(builder, INTS, four), kind.bits)
+                products = dot(builder, products, quad, splat(builder, INTS, four), kind.bits)
             place = builder.add(builder.mul(row_scales, _I64(row)), in_row)
             factor = builder.fmul(scale, _spread_float(builder, scales, place))
             place = builder.add(builder.mul(groups, _I64(row)), group)
@@ -194,8 +186,8 @@ def _build_tile(builder: ir.IRBuilder, kind: Format, count: int, arguments: Valu
 
 
 def _spread_float(builder: ir.IRBuilder, floats: ir.Value, place: ir.Value) -> ir.Value:
-    number = _load(builder, _moved(builder, floats, place, 4), ir.FloatType(), 4)
-    return _splat(builder, _FLOATS, number)
+    number = _load(builder, _moved(builder, floats, place, 4), F32, 4)
+    return splat(builder, _FLOATS, number)
 
 
 def _unpacked(
@@ -208,9 +200,9 @@ def _unpacked(
         for number in range(loaded)
     ]
     if kind.bits == 4:
-        lower = ir.Constant(BYTES, [15] * BYTES.count)
+        lower = filled(BYTES, 15)
         words = ir.VectorType(_I16, BYTES.count // 2)  # no processor shifts single bytes
-        four = ir.Constant(words, [4] * words.count)
+        four = filled(words, 4)
         upper = [builder.lshr(builder.bitcast(quad, words), four) for quad in quads]
         quads += [builder.bitcast(quad, BYTES) for quad in upper]
         quads = [builder.and_(quad, lower) for quad in quads]
@@ -219,7 +211,7 @@ def _unpacked(
     if kind.has_least:
         after = _moved(builder, after, _I64(OUTPUTS), 2 if kind.half else 4)
         return quads, scale, _floats(builder, kind, after)
-    return quads, scale, builder.fmul(scale, ir.Constant(_FLOATS, [-128.0] * OUTPUTS))
+    return quads, scale, builder.fmul(scale, filled(_FLOATS, -128.0))
 
 
 def _floats(builder: ir.IRBuilder, kind: Format, address: ir.Value) -> ir.Value:
@@ -239,9 +231,3 @@ def _moved(builder: ir.IRBuilder, address: ir.Value, count: ir.Value, size: int)
 
 def _load(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, align: int) -> ir.Value:
     return builder.load(builder.inttoptr(address, kind.as_pointer()), align=align)
-
-
-def _splat(builder: ir.IRBuilder, kind: ir.VectorType, number: ir.Value) -> ir.Value:
-    first = builder.insert_element(kind(ir.Undefined), number, I32(0))
-    zeros = ir.Constant(ir.VectorType(I32, kind.count), [0] * kind.count)
-    return builder.shuffle_vector(first, first, zeros)

@@ -8,6 +8,7 @@ that prefix until its memory is needed.
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
 from engine.errors import OutOfBlocks
@@ -30,6 +31,18 @@ def chain_digests(tokens: Sequence[int], block_size: int, parent: Digest) -> lis
         parent = block_digest(parent, tokens[end - block_size : end])
         digests.append(parent)
     return digests
+
+
+@dataclass(frozen=True, slots=True)
+class KvState:
+    """Blocks of the verifier's KV pool: free + used + cached = total, or KV has been lost."""
+
+    free: int
+    used: int
+    """Held by requests."""
+    cached: int
+    """Held by no request, kept for prompts with the same beginning."""
+    total: int
 
 
 class BlockPool:

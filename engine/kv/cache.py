@@ -9,7 +9,7 @@ Not thread-safe: a pool belongs to the thread that runs its model.
 
 import math
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -56,16 +56,10 @@ class _Entry:
 class KVCache:
     """Rows are addressed by slot: a request's row i is `k[layer][slots(request)[i]]`."""
 
-    def __init__(
-        self,
-        shape: KVShape,
-        blocks: int,
-        block_size: int = 16,
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
+    def __init__(self, shape: KVShape, blocks: int, block_size: int = 16) -> None:
         self.shape = shape
         self.block_size = block_size
-        self._pool = BlockPool(blocks, clock)
+        self._pool = BlockPool(blocks, monotonic)
         self._storage = _allocate(shape, blocks * block_size)
         self.pool = self._storage.unflatten(-1, (shape.kv_heads, shape.head_dim))
         """[2 · layers, slots, kv_heads, head_dim], keys and values of a layer side by side."""

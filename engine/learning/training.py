@@ -207,13 +207,13 @@ def load_learned(head: Eagle3Head, weights: Mapping[str, Tensor]) -> None:
 class Learner:
     """Trains a copy of a head; what is judged and served is the average of its weights."""
 
-    def __init__(self, head: Eagle3Head, memory_tokens: int, seed: int = 0) -> None:
+    def __init__(self, head: Eagle3Head, memory_tokens: int) -> None:
         """`head`: with float32 weights that are not packed (Eagle3Head.load, `trainable`).
         `memory_tokens`: of earlier lessons, of which it repeats some."""
         self._head, self.averaged, self._served = head, twin(head), twin(head)
         self._learned = dict(head.learned())
         self._muon = Muon(self._learned.values(), lr=_LR, weight_decay=_WEIGHT_DECAY)
-        self._earlier = LessonMemory(memory_tokens, random.Random(seed))
+        self._earlier = LessonMemory(memory_tokens, random.Random(0))
         self.tokens = 0
         """Answer tokens that it has learned from."""
 

@@ -17,6 +17,7 @@ from engine.errors import OutOfBlocks
 from engine.grammar.compiler import Grammars
 from engine.grammar.gate import GrammarGate, Ready, forced_tokens
 from engine.hidden_states import HiddenStates
+from engine.kv.blocks import KvState
 from engine.model import PackedModel, Segment
 from engine.protocol import Failed, Missing, NoRoom, TokenLogprobs, Verdict, VerifyOrder
 from engine.sampling.sampler import Row, choose, logprobs
@@ -114,6 +115,11 @@ class NativeVerifier:
 
     def forget(self, requests: Iterable[str]) -> None:
         self._state.forget(requests)
+
+    def blocks(self) -> KvState:
+        kv = self._model.kv
+        total = kv.capacity // kv.block_size
+        return KvState(kv.free_blocks, kv.used_blocks, kv.cached_blocks, total)
 
     def roll_back(self, requests: Iterable[str]) -> None:
         """Truncates the KV to the tokens that the failed call's orders left unchanged; the next

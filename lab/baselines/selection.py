@@ -8,7 +8,7 @@ import numpy as np
 from policies.protocols import RoundContext
 from policies.request import LaneView, RequestView, RoundOutcome
 from policies.selection.lane_capacity import LaneCapacity, unmatched_values
-from policies.selection.mean_goodput import MeanGoodput
+from policies.selection.lbss import MeanGoodput
 from policies.selection.membership import Membership
 
 

@@ -7,18 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from cluster.plan.simulator import workload as synthetic
 from cluster.plan.simulator.randomness import generator
-from cluster.plan.simulator.workload import Arrival
+from cluster.plan.simulator.workload import Arrival, Floats, draw
 from lab.papers.blocks import Dataset, Workload
 from lab.papers.row import Scalar
 from lab.papers.settings import Paper
 from policies.request import Slo
-
-Floats = NDArray[np.float64]
 
 _PEAK_WIDTH = 1 / 8
 _PEAK_SHARE = 2 / 3
@@ -47,7 +43,7 @@ def arrivals(
         assert lengths is not None, "a part of a mix is not a mix"
         # Each part has its own seed, so that lengths do not depend on the shares.
         part_seed = int(generator(seed, part).integers(2**31))
-        requests += synthetic.draw(at_s, part_seed, lengths, (part,))
+        requests += draw(at_s, part_seed, lengths, (part,))
     requests.sort(key=lambda request: request.at_s)
     slos = {part: _slo(workload, part, case, idle_tpot_s) for part in parts}
     return [
@@ -85,8 +81,20 @@ def _times(workload: Workload, seed: int, traces: Path) -> Floats:
         return np.zeros(workload.requests)
     assert workload.rate is not None
     if workload.arrivals == "poisson":
-        return synthetic.poisson(workload.rate, workload.requests, seed)
-    return synthetic.bursty(workload.rate, workload.requests, seed, workload.variation)
+        return poisson(workload.rate, workload.requests, seed)
+    return bursty(workload.rate, workload.requests, seed, workload.variation)
+
+
+def poisson(rate: float, count: int, seed: int) -> Floats:
+    """Arrival times; `rate` per second."""
+    return np.cumsum(np.random.default_rng([seed, 1]).exponential(1.0 / rate, count))
+
+
+def bursty(rate: float, count: int, seed: int, variation: float = 3.0) -> Floats:
+    """Gamma-distributed gaps with this coefficient of variation (Poisson has 1)."""
+    shape = variation**-2
+    gaps = np.random.default_rng([seed, 1]).gamma(shape, 1.0 / (rate * shape), count)
+    return np.cumsum(gaps)
 
 
 def _replayed(workload: Workload, traces: Path) -> Floats:

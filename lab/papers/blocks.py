@@ -7,10 +7,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic import model_validator as checked
 
 from actors.coordinator.settings import Limits
-from cluster.plan.simulator import hardware
 from cluster.plan.simulator.acceptance import DrafterModel, synthetic
+from cluster.plan.simulator.hardware import Gpu, Shape
 from cluster.plan.simulator.workload import Lengths
 from lab.baselines.catalogue import make_schedule, make_selection, make_speculation
+from lab.papers import hardware
 from lab.papers.row import Source
 from policies.microbatch import MicroBatchParams
 
@@ -36,7 +37,7 @@ def _made_by(make: Callable[..., Made]) -> BeforeValidator:
 
 
 def _constant(kind: type) -> BeforeValidator:
-    """Replaces a name by the constant of this name in cluster/plan/simulator/hardware.py."""
+    """Replaces a name by the constant of this name in lab/papers/hardware.py."""
 
     def validate(given: object) -> object:
         if not isinstance(given, str):
@@ -52,7 +53,7 @@ def _constant(kind: type) -> BeforeValidator:
 class Model(Block):
     paper: str
     """Its name in the paper."""
-    shape: Annotated[hardware.Shape, _made_by(hardware.Shape), _constant(hardware.Shape)]
+    shape: Annotated[Shape, _made_by(Shape), _constant(Shape)]
     """A constant of hardware.py, or parameters, layers, hidden and kv_width."""
     source: Source
 
@@ -77,7 +78,7 @@ class Verification(Block):
 
 class Machine(Block):
     target: str
-    gpu: Annotated[hardware.Gpu, _constant(hardware.Gpu)]
+    gpu: Annotated[Gpu, _constant(Gpu)]
     gpus: int = Field(1, ge=1)
     """GPUs of the target, tensor-parallel; each lane of a drafter has one."""
     drafters: tuple[Drafter, ...] = ()

@@ -8,15 +8,17 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from actors.coordinator.settings import Limits, Policies
-from cluster.plan.simulator import hardware
 from cluster.plan.simulator.acceptance import Acceptance
+from cluster.plan.simulator.hardware import roofline
 from cluster.plan.simulator.run import Cluster, DrafterSpec
 from cluster.plan.simulator.verifier import KvMemory
-from cluster.plan.simulator.workload import Arrival, predict_lengths, predict_with_error
+from cluster.plan.simulator.workload import Arrival
 from lab.baselines.catalogue import make_schedule, make_selection, make_speculation
 from lab.papers.arrivals import arrivals, with_priorities
 from lab.papers.blocks import Arm, Drafter, Machine
 from lab.papers.cells import ORACLES, Cell, settings
+from lab.papers.hardware import kv_tokens, swap_s_per_token
+from lab.papers.lengths import predict_lengths, predict_with_error
 from lab.papers.rank_prompts import PredictedLengths, RankPrompting, with_prompts
 from lab.papers.row import Scalar
 from lab.papers.run_observer import EstimateErrors, RunObserver, TimedSpeculation
@@ -134,13 +136,13 @@ def _pipeline(pipeline: MicroBatchParams, case: Mapping[str, Scalar]) -> MicroBa
 
 
 def _verification(paper: Paper, machine: Machine, arm: Arm) -> ForwardCost:
-    roofline = hardware.roofline(paper.models[machine.target].shape, machine.gpu, machine.gpus)
+    peak = roofline(paper.models[machine.target].shape, machine.gpu, machine.gpus)
     measured = machine.verify
     if measured is None:
-        return _slower(roofline, machine.slower)
+        return _slower(peak, machine.slower)
     padded = measured.padded_row_s if arm.attention == "padded" else None
     row_s = padded or measured.row_s
-    return roofline._replace(gamma=row_s, delta=measured.fixed_s, gamma_more=0.0)
+    return peak._replace(gamma=row_s, delta=measured.fixed_s, gamma_more=0.0)
 
 
 def _slower(cost: ForwardCost, factor: float) -> ForwardCost:
@@ -174,8 +176,8 @@ def _assumed_verify(paper: Paper, verify: ForwardCost, case: Mapping[str, Scalar
 
 def _limits(paper: Paper, machine: Machine, arm: Arm) -> Limits:
     shape = paper.models[machine.target].shape
-    kv_tokens = int(machine.kv_share * hardware.kv_tokens(shape, machine.gpu, machine.gpus))
-    chosen = {"max_batch": machine.max_batch, "kv_tokens": kv_tokens, **arm.limits}
+    tokens = int(machine.kv_share * kv_tokens(shape, machine.gpu, machine.gpus))
+    chosen = {"max_batch": machine.max_batch, "kv_tokens": tokens, **arm.limits}
     chosen["max_batch"] = min(machine.max_batch, chosen["max_batch"])
     return Limits(**{name: int(value) for name, value in chosen.items()})
 
@@ -194,7 +196,7 @@ def _cluster(
     drafters = [_lane(paper, machine, arm, drafter, most) for drafter in machine.drafters]
     swap_s = machine.swap_s_per_token
     if swap_s is None:
-        swap_s = hardware.swap_s_per_token(shape, machine.gpu, machine.gpus)
+        swap_s = swap_s_per_token(shape, machine.gpu, machine.gpus)
     return Cluster(
         verify,
         KvMemory(limits.kv_tokens, swap_s, machine.keeps_idle_kv),
@@ -209,7 +211,7 @@ def _cluster(
 
 def _lane(paper: Paper, machine: Machine, arm: Arm, drafter: Drafter, most: int) -> DrafterSpec:
     shape = paper.models[drafter.model].shape
-    cost = hardware.roofline(shape, machine.gpu)
+    cost = roofline(shape, machine.gpu)
     if drafter.step_s is not None:
         cost = cost._replace(delta=drafter.step_s)
     cost = _slower(cost, arm.draft_slower)

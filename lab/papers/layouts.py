@@ -16,7 +16,6 @@ from torch import Tensor
 
 from engine.attention.context import AttentionBatch, Layout, Scoring
 from engine.attention.packed import PackedPlan
-from engine.attention.partial import attend_part, group_queries, ungroup_queries
 
 ROWS_PER_REQUEST = 2
 """The tensor width B as a multiple of the batch size. Spin fixes B and searches L: a larger B pads
@@ -56,16 +55,16 @@ class PiecesPlan:
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
         heads, kv_heads = query.shape[1], keys.shape[1]
-        mixed, lse = attend_part(
-            group_queries(query[self._rows], kv_heads),
+        mixed, lse = _attend_part(
+            _group_queries(query[self._rows], kv_heads),
             keys[self._slots].transpose(1, 2),
             values[self._slots].transpose(1, 2),
             self._mask(scoring.window),
             scoring,
         )
         # [pieces · most_rows, heads, ...]
-        mixed = ungroup_queries(mixed, heads).flatten(0, 1)
-        lse = ungroup_queries(lse.unsqueeze(-1), heads).flatten(0, 1).squeeze(-1)
+        mixed = _ungroup_queries(mixed, heads).flatten(0, 1)
+        lse = _ungroup_queries(lse.unsqueeze(-1), heads).flatten(0, 1).squeeze(-1)
         return self._merge(mixed, lse).to(query.dtype)
 
     def _merge(self, mixed: Tensor, lse: Tensor) -> Tensor:
@@ -92,6 +91,40 @@ class PiecesPlan:
 
     def _tensor(self, array: NDArray[np.int64] | NDArray[np.bool_]) -> Tensor:
         return torch.from_numpy(array).to(self._batch.device)
+
+
+def _group_queries(query: Tensor, kv_heads: int) -> Tensor:
+    """[..., rows, heads, d] → [..., kv_heads, rows · group, d]: the query heads that share a
+    key head become rows, so that keys are not copied as by `repeat_kv`."""
+    *outer, rows, heads, width = query.shape
+    group = heads // kv_heads
+    grouped = query.reshape(*outer, rows, kv_heads, group, width).transpose(-4, -3)
+    return grouped.reshape(*outer, kv_heads, rows * group, width)
+
+
+def _ungroup_queries(mixed: Tensor, heads: int) -> Tensor:
+    """The inverse: [..., kv_heads, rows · group, d] → [..., rows, heads, d]."""
+    *outer, kv_heads, grouped_rows, width = mixed.shape
+    group = heads // kv_heads
+    rows = grouped_rows // group
+    ungrouped = mixed.reshape(*outer, kv_heads, rows, group, width).transpose(-4, -3)
+    return ungrouped.reshape(*outer, rows, heads, width)
+
+
+def _attend_part(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scoring: Scoring
+) -> tuple[Tensor, Tensor]:
+    """query [..., n, d], keys and values [..., m, d], mask [..., n, m] → fp32 [..., n, d] and
+    lse [..., n]; a fully masked row gives zeros and -inf."""
+    # Scaled before the product, whose result is rounded to the model's dtype.
+    scores = torch.matmul(query * scoring.scale, keys.transpose(-1, -2)).float()
+    scores = scores.masked_fill(~mask, -torch.inf)
+    highest = scores.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
+    weights = torch.exp(scores - highest)
+    total = weights.sum(-1, keepdim=True)
+    lse = (highest + torch.log(total)).squeeze(-1)
+    shares = weights / total.clamp(min=torch.finfo(torch.float32).tiny)
+    return torch.matmul(shares.to(values.dtype), values).float(), lse
 
 
 def padded(batch: AttentionBatch) -> PiecesPlan:

@@ -17,6 +17,7 @@ from engine.drafters.loading import load_quantized
 from engine.drafters.model import ModelDrafter, make_runner
 from engine.drafters.runner import PackedRunner
 from engine.grammar.spec import OutputGrammar
+from engine.kv.blocks import KvState
 from engine.model import PackedModel
 from engine.protocol import (
     Commit,
@@ -187,6 +188,9 @@ class WrappedVerifier:
 
     def forget(self, requests: Iterable[str]) -> None:
         self._verifier.forget(requests)
+
+    def blocks(self) -> KvState:
+        return self._verifier.blocks()
 
     def roll_back(self, requests: Iterable[str]) -> None:
         self._verifier.roll_back(requests)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from policies.matching import UNMATCHED, match
+from policies.selection.lane_capacity import UNMATCHED, match
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]

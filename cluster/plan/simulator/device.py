@@ -24,7 +24,7 @@ NO_FAULTS = Faults()
 
 
 class Device:
-    """Computes by sleeping; `busy_s` is how long it has computed."""
+    """Computes by sleeping."""
 
     def __init__(
         self,
@@ -39,7 +39,6 @@ class Device:
         self._recovery_s = faults.recovery_s
         self._lock = asyncio.Lock()
         self._lost = False
-        self.busy_s = 0.0
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
@@ -57,7 +56,6 @@ class Device:
             await asyncio.sleep(max(0.0, self._deaths.pop(0) - now))
             self._lost = True
             self._check()
-        self.busy_s += seconds
         if seconds:
             await asyncio.sleep(seconds)
 

@@ -1,4 +1,4 @@
-"""Cost models of the papers' machines: rooflines of published peak rates.
+"""Cost models of machines that are not here: rooflines of published peak rates.
 
 A forward is bound by reading the weights or by arithmetic, whichever takes longer; it reads the KV
 of its context; and each layer costs its launches and, on several GPUs, two all-reduces:
@@ -7,7 +7,7 @@ of its context; and each layer costs its launches and, on several GPUs, two all-
         + layers · (launch + 2 · all-reduce)
 
 Peak rates are those of the vendor's data sheets, for dense half precision. The share of them that
-kernels reach (`Efficiency`) is assumed, and equal for all GPUs. So ratios between sizes and
+kernels reach is assumed, and equal for all GPUs. So ratios between sizes and
 machines can be trusted, milliseconds only roughly.
 """
 
@@ -34,27 +34,19 @@ class Gpu:
 
 
 # NVIDIA's data sheets: "V100" (SXM2: 125 TFLOPS, 900 GB/s, NVLink 300 GB/s both ways), "L40"
-# (181 TFLOPS, 864 GB/s, PCIe 4.0), "L20" (119.5 TFLOPS, 864 GB/s, PCIe 4.0), "A100 80GB SXM"
-# (312 TFLOPS, 2039 GB/s, NVLink 600 GB/s); the A800 is an A100 with NVLink at 400 GB/s.
+# (181 TFLOPS, 864 GB/s, PCIe 4.0), "A100 80GB SXM" (312 TFLOPS, 2039 GB/s, NVLink 600 GB/s).
 V100 = Gpu(125e12, 900e9, 32e9, link=150e9, host_link=16e9)
-L20 = Gpu(119.5e12, 864e9, 48e9, link=32e9, host_link=32e9)
 L40 = Gpu(181e12, 864e9, 48e9, link=32e9, host_link=32e9)
-A800 = Gpu(312e12, 2039e9, 80e9, link=200e9, host_link=32e9)
 A100 = Gpu(312e12, 2039e9, 80e9, link=300e9, host_link=32e9)
 A100_40GB = Gpu(312e12, 1555e9, 40e9, link=300e9, host_link=32e9)
 
 
-@dataclass(frozen=True, slots=True)
-class Efficiency:
-    """Assumed shares of the peak rates, and latencies."""
-
-    flops: float = 0.6
-    bandwidth: float = 0.8
-    link: float = 0.7
-    launch_s: float = 30e-6
-    """Per layer, with CUDA graphs or as a good engine overlaps it; eager code takes some 200 µs."""
-    all_reduce_s: float = 10e-6
-    """Latency of one all-reduce."""
+FLOPS, BANDWIDTH, LINK = 0.6, 0.8, 0.7
+"""Assumed shares of the peak rates."""
+_LAUNCH_S = 30e-6
+"""Per layer, with CUDA graphs or as a good engine overlaps it; eager code takes some 200 µs."""
+_ALL_REDUCE_S = 10e-6
+"""Latency of one all-reduce."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,38 +70,17 @@ class Shape:
         return 2 * _HALF * self.layers * self.kv_width
 
 
-# From the models' published configurations.
-LLAMA_68M = Shape(68e6, 2, 768, 768)
-LLAMA_160M = Shape(162e6, 12, 768, 768)
-LLAMA_7B = Shape(6.74e9, 32, 4096, 4096)
-LLAMA_13B = Shape(13.0e9, 40, 5120, 5120)
-LLAMA_30B = Shape(32.5e9, 60, 6656, 6656)
-LLAMA_31_70B = Shape(70.6e9, 80, 8192, 1024)
-LLAMA_32_1B = Shape(1.24e9, 16, 2048, 512)
-QWEN_25_32B = Shape(32.8e9, 64, 5120, 1024)
-QWEN_25_05B = Shape(0.49e9, 24, 896, 128)
-# Spin names its other SSMs by size only; their layers and widths are assumed.
-LLAMA_265M = Shape(265e6, 12, 1024, 1024)
-LLAMA_616M = Shape(616e6, 16, 1536, 1536)
-LLAMA_1100M = Shape(1.1e9, 22, 2048, 2048)
-LLAMA_1400M = Shape(1.4e9, 24, 2048, 2048)
-
-_DEFAULT = Efficiency()
-
-
-def roofline(
-    model: Shape, gpu: Gpu, gpus: int = 1, efficiency: Efficiency = _DEFAULT
-) -> ForwardCost:
+def roofline(model: Shape, gpu: Gpu, gpus: int = 1) -> ForwardCost:
     """The cost of a forward, tensor-parallel on several GPUs."""
-    bandwidth = gpus * gpu.bandwidth * efficiency.bandwidth
+    bandwidth = gpus * gpu.bandwidth * BANDWIDTH
     reading_s = model.weight_bytes / bandwidth
-    computing_s = 2 * model.parameters / (gpus * gpu.flops * efficiency.flops)
-    layer_s = efficiency.launch_s
+    computing_s = 2 * model.parameters / (gpus * gpu.flops * FLOPS)
+    layer_s = _LAUNCH_S
     reduce_s = 0.0
     if gpus > 1:
-        layer_s += 2 * efficiency.all_reduce_s
+        layer_s += 2 * _ALL_REDUCE_S
         sent = 2 * (gpus - 1) / gpus * _HALF * model.hidden
-        reduce_s = 2 * model.layers * sent / (gpu.link * efficiency.link)
+        reduce_s = 2 * model.layers * sent / (gpu.link * LINK)
     return ForwardCost(
         alpha=model.kv_bytes / bandwidth,
         gamma=reduce_s,
@@ -117,15 +88,3 @@ def roofline(
         knee=max(1, int(reading_s / computing_s)),
         gamma_more=computing_s,
     )
-
-
-def kv_tokens(model: Shape, gpu: Gpu, gpus: int = 1, share: float = 0.9) -> int:
-    """KV tokens that fit beside the weights into this `share` of the memory."""
-    return max(0, int((share * gpus * gpu.memory - model.weight_bytes) / model.kv_bytes))
-
-
-def swap_s_per_token(
-    model: Shape, gpu: Gpu, gpus: int = 1, efficiency: Efficiency = _DEFAULT
-) -> float:
-    """The time to copy one token's KV to host memory, each GPU over its own link."""
-    return model.kv_bytes / (gpus * gpu.host_link * efficiency.link)

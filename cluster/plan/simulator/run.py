@@ -49,7 +49,6 @@ def named_policies(
     schedule: str = "default",
     *,
     speculation_options: Mapping[str, object] | None = None,
-    selection_options: Mapping[str, object] | None = None,
     speculations: Speculations = SPECULATIONS,
 ) -> MakePolicies:
     """Policies by their names in policies/catalogue.py, or in `speculations`."""
@@ -57,7 +56,7 @@ def named_policies(
     def make(calibrations: Calibrations) -> Policies:
         return Policies(
             make_schedule(schedule),
-            make_selection(selection, selection_options),
+            make_selection(selection),
             make_speculation(speculation, speculation_options, calibrations, speculations),
         )
 

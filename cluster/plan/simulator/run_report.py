@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.coordinator.events import Drafted, Event, Left, Verified
-from actors.coordinator.stream import Statistics
+from actors.coordinator.events import Drafted, Event, Verified
 from cluster.plan.simulator.workload import Arrival
 
 
@@ -46,21 +45,17 @@ class Tally:
     """Counts of the coordinator's events."""
 
     verify_s: float = 0.0
-    forwards: int = 0
     committed: int = 0
     drafted: int = 0
     accepted: int = 0
     request_rounds: int = 0
     draft_s: dict[str, float] = field(default_factory=dict)
     """By lane."""
-    statistics: dict[str, Statistics] = field(default_factory=dict)
-    """By request."""
 
     def observe(self, event: Event) -> None:
         match event:
             case Verified():
                 self.verify_s += event.seconds
-                self.forwards += 1
                 self.request_rounds += len(event.outcomes)
                 for outcome in event.outcomes:
                     self.committed += outcome.committed
@@ -68,8 +63,6 @@ class Tally:
                     self.accepted += outcome.accepted
             case Drafted():
                 self.draft_s[event.lane] = self.draft_s.get(event.lane, 0.0) + event.seconds
-            case Left():
-                self.statistics[event.view.name] = event.statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +92,6 @@ class Report:
     def attainment(self) -> float:
         """Share of requests that met their SLO; refused ones did not."""
         return sum(request.meets_slo for request in self.served) / (len(self.served) + self.refused)
-
-    @property
-    def acceptance(self) -> float:
-        """The share of verified draft tokens that were accepted."""
-        return self.tally.accepted / max(1, self.tally.drafted)
 
     @property
     def tokens_per_round(self) -> float:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.hosts.protocol import KvState
 from cluster.plan.simulator.device import NO_FAULTS, Device, Faults, SimulatedHost
 from cluster.plan.simulator.outputs import STOP, Target, TargetOutput
 from cluster.plan.simulator.randomness import generator
+from engine.kv.blocks import KvState
 from engine.protocol import Missing, NoRoom, Verdict, VerifyOrder
 from engine.request import TargetLimits
 from engine.soft_state import HeldRequest

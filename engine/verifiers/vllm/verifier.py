@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from engine.errors import OutOfBlocks
 from engine.grammar.compiler import Grammars
 from engine.grammar.gate import GrammarGate, Ready, forced_tokens
+from engine.kv.blocks import KvState
 from engine.protocol import Failed, Missing, NoRoom, Start, Verdict, VerifyOrder
 from engine.sampling.params import SamplingParams
 from engine.scopes import INTERNAL
 from engine.soft_state import HeldRequest, SoftState
-from engine.verifiers.vllm.adapter.core import KvBlocks, Outcome, StepEngine
+from engine.verifiers.vllm.adapter.core import Outcome, StepEngine
 from engine.verifiers.vllm.adapter.scheduler import Turn
 from engine.verifiers.vllm.loading import TYPICAL_DRAFT
 from engine.verifiers.vllm.sampling import FAILED, SamplerInput
@@ -135,7 +136,7 @@ class VllmVerifier:
         for request in requests:
             self._close(request)
 
-    def blocks(self) -> KvBlocks:
+    def blocks(self) -> KvState:
         """The state of vLLM's KV pool; no block is used after the last request has left."""
         return self._engine.blocks()
 

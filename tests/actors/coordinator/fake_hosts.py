@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.hosts.isolation import as_callback
-from actors.hosts.protocol import HostLost, KvState
+from actors.hosts.protocol import HostLost
+from engine.kv.blocks import KvState
 from engine.protocol import (
     Draft,
     Drafter,

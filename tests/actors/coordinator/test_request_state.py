@@ -6,10 +6,11 @@ import pytest
 
 from actors.coordinator.settings import Limits
 from cluster.plan.simulator.acceptance import Acceptance, synthetic
-from cluster.plan.simulator.hardware import A100, LLAMA_7B, roofline
+from cluster.plan.simulator.hardware import A100, roofline
 from cluster.plan.simulator.run import Cluster, DrafterSpec, named_policies, simulate
 from cluster.plan.simulator.verifier import KvMemory
 from cluster.plan.simulator.workload import Arrival
+from lab.papers.hardware import LLAMA_7B
 from policies.cost import ForwardCost
 from policies.request import Slo
 

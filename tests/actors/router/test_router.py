@@ -10,8 +10,7 @@ from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.events import Event, Verified
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
-from actors.router.replica_side import Pooling
-from actors.router.router import KEPT_S, MOST_REPLICAS, Report, Router
+from actors.router.router import KEPT_S, MOST_REPLICAS, Pooling, Report, Router
 from policies.cost import ForwardCost
 from policies.pooling import ByLearner, Pooled, Statistics
 from policies.request import LaneView

@@ -16,6 +16,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.request import Request
 
 from engine.errors import RankLost, reading
+from engine.kv.blocks import KvState
 from engine.protocol import Features, Start, TokenLogprobs
 from engine.sampling.params import SamplingParams
 from engine.verifiers.vllm.adapter.scheduler import Turn, TurnScheduler
@@ -38,15 +39,6 @@ class Outcome:
     """Tokens from the prefix cache, with the first token that is chosen."""
     features: Features | None = None
     """As Verdict.features."""
-
-
-@dataclass(frozen=True, slots=True)
-class KvBlocks:
-    free: int
-    used: int
-    cached: int
-    """Used by no request, kept for prompts with the same prefix."""
-    total: int
 
 
 class StepEngine:
@@ -205,13 +197,13 @@ class StepEngine:
                 outcomes[name] = Outcome((), pending, None, (), False, None, features)
         return outcomes
 
-    def blocks(self) -> KvBlocks:
+    def blocks(self) -> KvState:
         pool = self._scheduler.kv_cache_manager.block_pool
         # vLLM reserves block 0, and counts cached blocks without users as free.
         blocks = [block for block in pool.blocks if not block.is_null]
         cached = sum(not block.ref_cnt and block.block_hash is not None for block in blocks)
         free = self._scheduler.free_blocks
-        return KvBlocks(free - cached, len(blocks) - free, cached, len(blocks))
+        return KvState(free - cached, len(blocks) - free, cached, len(blocks))
 
     def shutdown(self) -> None:
         """Stops the workers. The core's own shutdown would break other engines of this process."""

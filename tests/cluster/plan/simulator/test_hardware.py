@@ -2,15 +2,8 @@
 
 import pytest
 
-from cluster.plan.simulator.hardware import (
-    A100,
-    L20,
-    LLAMA_7B,
-    LLAMA_31_70B,
-    kv_tokens,
-    roofline,
-    swap_s_per_token,
-)
+from cluster.plan.simulator.hardware import A100, roofline
+from lab.papers.hardware import L20, LLAMA_7B, LLAMA_31_70B, kv_tokens, swap_s_per_token
 
 
 def test_a_70b_model_on_four_a100_takes_some_25_ms_per_token() -> None:
