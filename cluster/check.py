@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 import yaml
 
 from cluster.config import AppConfig, ValidationError, problems
+from cluster.config.drafter_kinds import drafter_kind
 from cluster.fitting import Node, missing, parse_node, this_machine
 from cluster.footprint import Footprint, footprints
 from cluster.placement import plan
 from cluster.quantized_targets import cpu_problem, processor_flags
+from cluster.vocabularies import shared_tokens
 
 _RAY_SERVICE = "RayService"
 _REPLICA = "Replica"
@@ -154,6 +156,17 @@ def _notes(
     lacking = missing(config, nodes, scaling.max_replicas)
     if lacking:
         yield f"note  {scaling.max_replicas} replicas need more nodes: {'; '.join(lacking)}."
+    for number, drafter in enumerate(config.drafters):
+        path = drafter.header_path()
+        if path is None or not drafter_kind(drafter.kind).maps_tokens:
+            continue
+        shared = shared_tokens(config.target.header_path(), path)
+        if shared is not None:
+            yield (
+                f"note  drafters.{number}: {drafter.model} has another tokenizer: it proposes the "
+                f"{len(shared.ids):,} of the target's {config.target.architecture().vocab_size:,} "
+                "tokens that both have."
+            )
     for process in processes:
         if not process.weights_bytes and process.process != "replica":
             yield f"note  {process.process}: no safetensors, so its weights are not counted."

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from tokenizers import Tokenizer
 
 from cluster.architecture import Architecture
 from cluster.checkpoint_files import names_checkpoint, read_json, weight_files
@@ -156,23 +155,6 @@ def parameters(path: Path) -> int | None:
     """The number of weights in the checkpoint; None if it has no safetensors."""
     shapes = weight_shapes(path)
     return sum(map(math.prod, shapes.values())) if shapes else None
-
-
-def differing_tokens(one: Path, other: Path) -> list[str]:
-    """Tokens whose ids differ between the checkpoints, or that only one has. Without tokenizer.json
-    in both, the result is empty: the sizes of the vocabularies are all that is compared."""
-    files = (one / "tokenizer.json", other / "tokenizer.json")
-    if not all(file.is_file() for file in files) or files[0].read_bytes() == files[1].read_bytes():
-        return []
-    first, second = (_vocabulary(file) for file in files)
-    return sorted({token for token, _ in first.items() ^ second.items()})
-
-
-def _vocabulary(file: Path) -> dict[str, int]:
-    try:
-        return Tokenizer.from_file(str(file)).get_vocab()
-    except Exception as error:  # tokenizers raises nothing narrower
-        raise ValueError(f"{file} cannot be read ({error}); {FETCH_AGAIN}") from error
 
 
 def weight_shapes(path: Path) -> dict[str, list[int]]:

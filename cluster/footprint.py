@@ -18,6 +18,7 @@ from cluster.config.learning import QUEUED_TOKENS
 from cluster.placement import OWN_CPUS, REPLICA, Placement
 from cluster.quantized_targets import needs_bfloat16
 from cluster.sources import parameters_of, quantized_bytes
+from cluster.vocabularies import has_same_ids
 
 RUNTIME_BYTES = 600_000_000
 """Memory of a process with Ray, torch and transformers before it loads a model (measured: 420 MB),
@@ -169,7 +170,10 @@ def _drafter_bytes(drafter: DrafterConfig, target: TargetConfig) -> tuple[int, i
     kv = drafter.kv_capacity(target) * architecture(path).kv_values()
     if drafter_kind(drafter.kind).reads_features:
         return _head_parameters(drafter, target) * width, kv * width
-    return (parameters_of(drafter.model) or 0) * width, kv * width
+    weights = parameters_of(drafter.model) or 0
+    if not has_same_ids(target.header_path(), path):  # it gets embeddings of the target's tokens
+        weights += target.architecture().vocab_size * architecture(path).hidden_size
+    return weights * width, kv * width
 
 
 def _head_parameters(drafter: DrafterConfig, target: TargetConfig) -> int:

@@ -1,12 +1,14 @@
 """Requests as rows of arrays, so that the state of a whole batch is read by one index."""
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Number = TypeVar("Number", np.float64, np.int64)
 
 _MIN_ROWS = 8
 """The least number of rows to allocate."""
@@ -42,10 +44,10 @@ class Rows:
         return row
 
 
-def with_rows(array: Floats, rows: int) -> Floats:
+def with_rows(array: NDArray[Number], rows: int) -> NDArray[Number]:
     """The array with at least `rows` rows; new ones are zero."""
     if len(array) >= rows:
         return array
-    larger = np.zeros((max(rows, 2 * len(array), _MIN_ROWS), *array.shape[1:]))
+    larger = np.zeros((max(rows, 2 * len(array), _MIN_ROWS), *array.shape[1:]), array.dtype)
     larger[: len(array)] = array
     return larger

@@ -23,7 +23,7 @@ BEGINNING = """# What works with what
 ✓: a test has both at once, named below by its letter. ✗: refused, with the error below. A number
 alone says what happens instead; a dot: no test has them together. Tests run in fp32 on a CPU:
 **nothing has been run on a GPU**. Copies are drafters of kind `quantized`; quantized weights are
-the target's; ranks are tensor parallel.
+the target's; ranks are tensor parallel; other tokenizers are those of small models.
 
 """
 

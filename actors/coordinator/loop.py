@@ -168,12 +168,14 @@ class Coordinator:
             max_depth=max_depth,
             drafter=drafter,
             traced=traced,
-            may_teach=may_teach and not internal,
+            may_teach=may_teach and not internal and not params.adapter,
             pending=len(served.committed),
             slot_since_s=now,
             covered=[False] * served.produced,
             statistics=statistics,
         )
+        if params.adapter:
+            self._acceptance.adapt(name, params.adapter)
         self._lessons.begins(request)
         if not internal:
             self._policies.schedule.arrive(view, now)

@@ -112,7 +112,7 @@ def _dtype(name: str) -> torch.dtype | None:
 def load_drafter(drafter: DrafterConfig, name: str, target: TargetConfig) -> "LoadedDrafter":
     """Loads a drafter that is no lookup. `name`: of the lane. Raises IncompatibleDrafter."""
     kind = drafter_kind(drafter.kind)
-    of_target = {"target": target.path()} if kind.reads_features else {}
+    of_target = {"target": target.path()} if kind.reads_target else {}
     loaded: LoadedDrafter = kind.maker()(
         name,
         target.path() if kind.copies_target else drafter.path(),

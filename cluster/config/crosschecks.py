@@ -12,8 +12,6 @@ from cluster.checkpoint_files import (
     stop_token_ids,
 )
 from cluster.checkpoints import (
-    architecture,
-    differing_tokens,
     eagle3_shape,
     is_head,
 )
@@ -24,6 +22,7 @@ from cluster.config.models import DrafterConfig, TargetConfig
 from cluster.config.serving import PoliciesConfig
 from cluster.quantized_targets import cpu_problem, needs_bfloat16
 from cluster.sources import check_weights, is_on_hub
+from cluster.vocabularies import has_same_ids, shared_tokens
 
 
 def check_drafters(drafters: Sequence[DrafterConfig], policies: PoliciesConfig) -> None:
@@ -239,22 +238,19 @@ def check_learning(drafters: Sequence[DrafterConfig], keys: Mapping[str, str]) -
 
 
 def check_vocabulary(target: TargetConfig, drafters: Sequence[DrafterConfig]) -> None:
-    """Checks that drafters have the target's vocabulary, because drafts are sent as token ids."""
-    size = target.architecture().vocab_size
+    """Checks that drafters have the target's token ids, or of a model enough of its tokens: drafts
+    are sent as the target's ids."""
     for number, drafter in enumerate(drafters):
         path = drafter.header_path()
         if path is None:
             continue
-        own_size = architecture(path).vocab_size
-        if own_size != size:
+        if drafter_kind(drafter.kind).maps_tokens:
+            try:
+                shared_tokens(target.header_path(), path)
+            except ValueError as error:
+                raise ValueError(f"drafters.{number}.model: {error}") from error
+        elif not has_same_ids(target.header_path(), path):
             raise ValueError(
-                f"drafters.{number}.model: {drafter.model} has a vocabulary of {own_size} tokens, "
-                f"the target one of {size}; choose a drafter of the target's family"
-            )
-        differing = differing_tokens(target.header_path(), path)
-        if differing:
-            raise ValueError(
-                f"drafters.{number}.model: {len(differing)} tokens of {drafter.model} have other "
-                f"ids than the target's, {min(differing)!r} among them; choose a drafter with the "
-                "target's tokenizer"
+                f"drafters.{number}.model: {drafter.model} gives tokens other ids than "
+                f"{target.model}; choose one that was made for it"
             )

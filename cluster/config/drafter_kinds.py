@@ -24,8 +24,14 @@ class DrafterKind:
     """Is made of the target's weights: it has no `model`, and its checkpoint is the target's."""
     reads_features: bool = False
     """Reads the target's hidden states, and so needs a verifier that hands them out. Its checkpoint
-    may leave out weights that the target's has: what makes it is also given that checkpoint, as
-    `target`."""
+    may leave out weights that the target's has."""
+    maps_tokens: bool = False
+    """May have another tokenizer than the target."""
+
+    @property
+    def reads_target(self) -> bool:
+        """Whether what makes it is also given the target's checkpoint, as `target`."""
+        return self.reads_features or self.maps_tokens
 
     def maker(self) -> Callable[..., Any]:
         make: Callable[..., Any] = resolve_name(self.made_by)
@@ -37,6 +43,7 @@ DRAFTER_KINDS: Mapping[str, DrafterKind] = {
         "a small language model",
         made_by="engine.drafters.loading:load_model_drafter",
         lookup=False,
+        maps_tokens=True,
     ),
     "eagle3": DrafterKind(
         "an EAGLE-3 head in the format of speculators, which reads the target's hidden states",

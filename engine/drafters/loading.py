@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from cluster.checkpoint_files import Quantize
+from cluster.vocabularies import shared_tokens
 from engine.checkpoint import load_stock, load_whole
 from engine.cpu.prepack import fast_dtype
 from engine.cpu.quantized_forward import can_run
@@ -16,6 +17,7 @@ from engine.cpu.quantized_loading import quantized_linears
 from engine.draft_profile import CONTEXT, REQUESTS, ROUNDS, DraftCosts, measure_drafter
 from engine.drafters.gpu_copy import rounded_copy
 from engine.drafters.model import ModelDrafter, make_runner
+from engine.drafters.other_tokenizer import read_target_ids
 from engine.drafters.runner import PackedRunner
 from engine.errors import IncompatibleDrafter, IncompleteCheckpoint
 from engine.grammar.compiler import Grammars
@@ -52,17 +54,20 @@ def load_model_drafter(
     device: str,
     kv_tokens: int,
     target_vocab_size: int,
+    target: Path,
 ) -> LoadedDrafter:
-    """`name`: of the lane. Raises IncompatibleDrafter."""
+    """`name`: of the lane; `target`: its checkpoint. Raises IncompatibleDrafter."""
     if checkpoint is None:
         raise ValueError(f"drafter {name!r} of kind model needs a checkpoint")
     dtype = dtype or fast_dtype(device)
     try:
+        shared = shared_tokens(target, checkpoint)
         stock = load_whole(checkpoint, dtype=dtype).to(device).eval()
-    except IncompleteCheckpoint as error:
+    except (IncompleteCheckpoint, ValueError) as error:
         raise IncompatibleDrafter(name, "model", str(error)) from error
-    runner = make_runner(stock, kv_tokens=kv_tokens)
-    return _loaded(name, runner, checkpoint, target_vocab_size)
+    reduced = None if shared is None else read_target_ids(stock, shared, target_vocab_size)
+    runner = make_runner(stock, kv_tokens=kv_tokens, reduced=reduced)
+    return _loaded(name, runner, target, target_vocab_size)
 
 
 def load_quantized(
@@ -110,17 +115,16 @@ def _loaded_on_gpu(
     return _loaded(name, runner, checkpoint, target_vocab_size)
 
 
-def _loaded(
-    name: str, runner: PackedRunner, checkpoint: Path, target_vocab_size: int
-) -> LoadedDrafter:
+def _loaded(name: str, runner: PackedRunner, target: Path, target_vocab_size: int) -> LoadedDrafter:
     model = runner.model
     drafter = ModelDrafter(
         name,
         runner,
         target_vocab_size=target_vocab_size,
-        grammars=Grammars.of(checkpoint, target_vocab_size),
+        grammars=Grammars.of(target, target_vocab_size),
     )
     setup = ", ".join(["draft steps", *([model.weights] if model.weights else [])])
+    setup += f" over {len(runner.reduced)} tokens" if runner.reduced else ""
 
     def measure(cache_dir: Path, seconds: float) -> DraftCosts:
         steps = partial(measure_drafter, drafter, target_vocab_size, runner.max_context, seconds)

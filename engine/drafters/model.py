@@ -25,6 +25,7 @@ from engine.protocol import (
     NoRoom,
     to_ordered_depth,
 )
+from engine.sampling.vocabulary import ReducedVocabulary
 from engine.soft_state import HeldRequest, SoftState
 from policies.tree import DraftTree
 
@@ -32,9 +33,11 @@ MAX_REQUESTS = 4096
 """Requests whose tokens are kept; their KV is bounded by the runner's pool."""
 
 
-def make_runner(model: PreTrainedModel, *, kv_tokens: int) -> PackedRunner:
+def make_runner(
+    model: PreTrainedModel, *, kv_tokens: int, reduced: ReducedVocabulary | None = None
+) -> PackedRunner:
     on_gpu = model.device.type == "cuda"
-    return PackedRunner(PackedModel(model, kv_tokens=kv_tokens, static_steps=on_gpu))
+    return PackedRunner(PackedModel(model, kv_tokens=kv_tokens, static_steps=on_gpu), reduced)
 
 
 def check_vocabulary(drafter: str, drafter_size: int, target_size: int) -> None:

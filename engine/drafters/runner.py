@@ -108,8 +108,10 @@ def sample_level(
 class PackedRunner:
     """Any model that the packed forward runs, on any device."""
 
-    def __init__(self, model: PackedModel) -> None:
+    def __init__(self, model: PackedModel, reduced: ReducedVocabulary | None = None) -> None:
+        """`reduced`: what its logits are of, if not of all tokens."""
         self.model = model
+        self.reduced = reduced
 
     @property
     def vocab_size(self) -> int:
@@ -151,7 +153,7 @@ class PackedRunner:
             kv.commit(segment.request, range(len(chunk.tokens)), chunk.tokens)
         drafting = [chunk.job for chunk in chunks if chunk.grows]
         self._grow(trees, drafting, logits[growing_rows(trees, chunks)])
-        return chosen_tokens(trees, chunks, logits)
+        return chosen_tokens(trees, chunks, logits, self.reduced)
 
     def step(self, trees: GrowingTrees, drafting: Sequence[int]) -> None:
         segments = []
@@ -172,4 +174,4 @@ class PackedRunner:
 
     def _grow(self, trees: GrowingTrees, drafting: Sequence[int], logits: Tensor) -> None:
         if drafting:
-            sample_level(trees, drafting, logits)
+            sample_level(trees, drafting, logits, self.reduced)

@@ -1,6 +1,6 @@
 """Estimates how likely the next level of a draft is accepted before it is drafted, per request and
-drafter, shrunk towards the drafter's mean over all requests of all replicas. Both the choice of
-lanes and the planner read them (`RoundContext.acceptance`).
+drafter, shrunk towards the drafter's mean over all requests of all replicas with the same LoRA
+adapter. Both the choice of lanes and the planner read them (`RoundContext.acceptance`).
 
 The evidence is calibrated confidence, not acceptance: it has less noise, and drafted levels that
 were never verified count as well. The first level is estimated apart from later ones, because a
@@ -9,7 +9,7 @@ credited with the nodes that it has proposed itself; for one with a cost, only t
 free drafter (lookup) has proposed, since lookups draft in any case.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -32,6 +32,8 @@ _PRIOR_WEIGHT = 1.0
 as that of the mean."""
 _NEW_DRAFTER = 4.0
 """Weight, in levels, of the prior that free drafters propose none of a drafter's tokens."""
+_MOST_ADAPTERS = 64
+"""Adapters that are learned apart; further ones share the evidence of requests without any."""
 
 _FIRST, _DRAFTS, _SURVIVED, _REACHED, _ADDED = range(5)
 """Columns of evidence: accepted first levels (expected number); drafts, empty ones included;
@@ -57,7 +59,9 @@ class Tables(NamedTuple):
     own: Floats
     """Evidence by [request, drafter, column]."""
     pool: Floats
-    """Evidence by [drafter, column], over all requests."""
+    """Evidence by [adapter, drafter, column], over all requests; adapter 0: none."""
+    adapters: Ints
+    """By request, its adapter."""
     free: Mask
     """For each drafter, whether it drafts at no cost, and so for every request."""
 
@@ -72,13 +76,16 @@ class AcceptanceEstimates:
         self._free[[self._numbers[lane] for lane in free]] = True
         self._rows = Rows()
         self._own = np.zeros((0, len(self._drafters), COLUMNS))
-        self._pool = np.zeros((len(self._drafters), COLUMNS))
+        self._adapters = {"": 0}
+        self._adapter = np.zeros(0, np.int64)
+        """By row."""
+        self._pool = np.zeros((1, len(self._drafters), COLUMNS))
         self._others = np.zeros_like(self._pool)
         """The `pool` of other replicas."""
 
     @property
     def tables(self) -> Tables:
-        return Tables(self._own, self._pool + self._others, self._free)
+        return Tables(self._own, self._pool + self._others, self._adapter, self._free)
 
     def numbers(self, lanes: Sequence[str]) -> Ints:
         """The numbers of the lanes' drafters in the tables."""
@@ -88,7 +95,18 @@ class AcceptanceEstimates:
         """The requests' rows in the tables; new requests get one."""
         rows = self._rows.of(requests)
         self._own = with_rows(self._own, len(self._rows))
+        self._adapter = with_rows(self._adapter, len(self._rows))
         return rows
+
+    def adapt(self, request: str, adapter: str) -> None:
+        """The target runs this new request with a LoRA adapter, so drafters that know nothing of it
+        are right less often."""
+        if adapter not in self._adapters and len(self._adapters) <= _MOST_ADAPTERS:
+            self._adapters[adapter] = len(self._adapters)
+            self._pool = with_rows(self._pool, len(self._adapters))
+            self._others = with_rows(self._others, len(self._adapters))
+        row = self.rows([request])  # first, since it may enlarge the table
+        self._adapter[row] = self._adapters.get(adapter, 0)
 
     def drafts(self, rows: Ints, numbers: Ints) -> Floats:
         """[request, drafter]: the decayed number of drafts that the request has had from it."""
@@ -111,6 +129,7 @@ class AcceptanceEstimates:
             self._free,
             self._own,
             self._pool,
+            self._adapter,
         )
 
     def observe_read(
@@ -122,35 +141,44 @@ class AcceptanceEstimates:
         row, number = self._rows.get(request), self._numbers[lane]
         # It may come late, when the request has been forgotten.
         own = np.zeros(COLUMNS) if row is None else self._own[row, number]
-        _replay(np.array(matched), np.array(covered), own, self._pool[number])
+        adapter = 0 if row is None else self._adapter[row]
+        _replay(np.array(matched), np.array(covered), own, self._pool[adapter, number])
 
     def observe_miss(self, requests: Sequence[str], lane: str) -> None:
         """The lane was asked to draft for these requests and proposed nothing."""
         rows, number = self.rows(requests), self._numbers[lane]
         self._own[rows, number] *= _FADE
         self._own[rows, number, _DRAFTS] += 1.0
-        self._pool[number, _DRAFTS] += len(rows)
-        _fade(self._pool[number])
+        for adapter, count in zip(*np.unique(self._adapter[rows], return_counts=True), strict=True):
+            self._pool[adapter, number, _DRAFTS] += count
+            _fade(self._pool[adapter, number])
 
     def forget(self, request: str) -> None:
         row = self._rows.drop(request)
         if row is not None:
             self._own[row] = 0.0
+            self._adapter[row] = 0
 
     def export(self) -> Statistics:
-        """By drafter, its evidence over all requests."""
-        return dict(zip(self._drafters, self._pool.tolist(), strict=True))
+        """By drafter and adapter, the evidence over all requests."""
+        return {name: self._pool[place].tolist() for name, place in self._places()}
 
     def pool(self, others: Statistics) -> None:
         """Adds the evidence of other replicas, at most as much as this replica can remember, since
         its own is about its own requests. Unknown drafters are left out, and vectors of another
         length, from another version."""
         self._others[:] = 0.0
-        for number, drafter in enumerate(self._drafters):
-            if len(others.get(drafter, ())) == COLUMNS:
-                evidence = np.array(others[drafter])
+        for name, place in self._places():
+            if len(others.get(name, ())) == COLUMNS:
+                evidence = np.array(others[name])
                 _, levels = accepted_levels(evidence)
-                self._others[number] = evidence * min(1.0, _MEMORY / max(levels, 1.0))
+                self._others[place] = evidence * min(1.0, _MEMORY / max(levels, 1.0))
+
+    def _places(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        """The name of each drafter, and of each with an adapter, and its place in the tables."""
+        for adapter, place in self._adapters.items():
+            for number, drafter in enumerate(self._drafters):
+                yield f"{drafter} {adapter}".rstrip(), (place, number)
 
 
 _NO_SOURCES = np.zeros(0, np.int64)  # every lane has proposed every node of its request
@@ -164,15 +192,17 @@ def accepted_levels(evidence: Floats) -> tuple[float, float]:
 
 @njit(cache=True)
 def level_accepted(tables: Tables, number: int) -> float:
-    """Probability that any level of the drafter is accepted, the first or a later one."""
-    accepted, levels = accepted_levels(tables.pool[number])
+    """Probability that any level of the drafter is accepted, the first or a later one, with any
+    adapter."""
+    accepted, levels = accepted_levels(tables.pool[:, number].sum(0))
     return (accepted + _PRIOR_WEIGHT * _PRIOR) / (levels + _PRIOR_WEIGHT)
 
 
 @njit(cache=True)
 def estimate(tables: Tables, row: int, number: int) -> Estimate:
     """The estimate for the request with this row and the drafter with this number."""
-    weight, of_all, seen = _PRIOR_WEIGHT, tables.pool[number], tables.own[row, number]
+    weight, seen = _PRIOR_WEIGHT, tables.own[row, number]
+    of_all = tables.pool[tables.adapters[row], number]
     first = (of_all[_FIRST] + weight * _PRIOR) / (of_all[_DRAFTS] + weight)
     later = (of_all[_SURVIVED] + weight * _PRIOR) / (of_all[_REACHED] + weight)
     added = of_all[_ADDED] + _NEW_DRAFTER
@@ -229,6 +259,7 @@ def _credit(
     free: Mask,
     own: Floats,
     pool: Floats,
+    adapters: Ints,
 ) -> None:
     """Adds drafted trees; the mass of a level is the probability that one of its nodes is accepted.
     `counts`: each request's number of proposers; `proposers`: their drafters, request after
@@ -266,5 +297,6 @@ def _credit(
                     parents += likely if level < deepest else 0.0
                 seen[_FIRST], seen[_SURVIVED] = min(mass[1], 1.0), later
                 seen[_REACHED], seen[_ADDED] = parents, adding
-                _add(seen, own[rows[number], drafter], pool[drafter])
+                row = rows[number]
+                _add(seen, own[row, drafter], pool[adapters[row], drafter])
         first_proposer += counts[number]

@@ -14,6 +14,7 @@ from cluster.config import AppConfig
 from cluster.fitting import Node, missing, parse_node
 from tests.cluster.checkpoints import write
 from tests.cluster.test_config import write_zoo_head
+from tests.other_tokenizer import write_renamed
 
 TINY = {"name": "tiny", "model": "zoo/tiny"}
 TWO_GPUS = {"CPU": 8.0, "GPU": 2.0, "memory": 64e9}
@@ -29,6 +30,17 @@ def serve_config(folder: Path, args: dict[str, Any]) -> str:
 def rows(table: str) -> dict[str, list[str]]:
     lines = [line.split() for line in table.splitlines()[2:] if line]
     return {cells[0]: cells[1:] for cells in lines}
+
+
+def test_a_note_says_how_many_tokens_a_drafter_with_another_tokenizer_shares(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    renamed = write_renamed("tiny", tmp_path / "renamed", kept=0.5)
+    drafters = [TINY, {"name": "half", "model": str(renamed)}]
+    assert main([serve_config(tmp_path, {"drafters": drafters}), "--node", "CPU=8"]) == 0
+    (note,) = [line for line in capsys.readouterr().out.splitlines() if "tokenizer" in line]
+    assert note.startswith(f"note  drafters.1: {renamed} has another tokenizer")
+    assert "the 1,026 of the target's 2,048 tokens" in note
 
 
 def test_weights_without_a_kernel_on_this_processor_do_not_fit(

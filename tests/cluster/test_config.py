@@ -20,6 +20,7 @@ from cluster.config.keys import resolved
 from cluster.footprint import footprints
 from cluster.placement import plan
 from tests.cluster.checkpoints import write
+from tests.other_tokenizer import write_renamed
 
 TINY = {"name": "tiny", "model": "zoo/tiny"}
 NGRAM = {"name": "ngram", "kind": "ngram"}
@@ -267,7 +268,7 @@ def test_sizes_that_a_config_leaves_to_its_class_are_the_classs(tmp_path: Path) 
     assert (sizes.vocab_size, sizes.head_dim) == (262_208, 256)
 
 
-def test_a_drafter_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
+def test_a_drafter_with_another_vocabulary_needs_a_tokenizer_to_compare(tmp_path: Path) -> None:
     sizes = {
         "max_position_embeddings": 2048,
         "hidden_size": 64,
@@ -275,7 +276,8 @@ def test_a_drafter_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
         "num_attention_heads": 2,
     }
     other = write(tmp_path / "other", 300_000, vocab_size=2049, **sizes)
-    with pytest.raises(ValidationError, match=r"drafters.1.model: .* vocabulary of 2049 .* 2048"):
+    (other / "tokenizer.json").unlink()
+    with pytest.raises(ValidationError, match=r"drafters.1.model: .* has no tokenizer.json, by"):
         AppConfig.model_validate({"drafters": [TINY, {"name": "a", "model": str(other)}]})
 
 
@@ -412,20 +414,19 @@ def test_a_reduced_vocabulary_makes_it_a_head(section: str, tmp_path: Path) -> N
         AppConfig.model_validate(args)
 
 
-def test_a_drafter_with_other_token_ids_is_refused(tmp_path: Path) -> None:
-    """Two tokens have changed places; a tokenizer that is only written otherwise is the same."""
-    same, swapped = tmp_path / "same", tmp_path / "swapped"
-    for folder in (same, swapped):
-        shutil.copytree(model_path("tiny"), folder)
-    tokenizer = json.loads((same / "tokenizer.json").read_text())
-    (same / "tokenizer.json").write_text(json.dumps(tokenizer, indent=1))
-    vocabulary = tokenizer["model"]["vocab"]
-    first, second = sorted(vocabulary, key=vocabulary.__getitem__)[-2:]
-    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
-    (swapped / "tokenizer.json").write_text(json.dumps(tokenizer))
-    AppConfig.model_validate({"drafters": [{"name": "a", "model": str(same)}]})
-    with pytest.raises(ValidationError, match=r"drafters.0.model: 2 tokens .* other"):
-        AppConfig.model_validate({"drafters": [{"name": "a", "model": str(swapped)}]})
+def test_a_model_that_shares_few_tokens_and_a_head_with_other_ids_are_refused(
+    tmp_path: Path,
+) -> None:
+    half = write_renamed("tiny", tmp_path / "half", kept=0.5)
+    AppConfig.model_validate({"drafters": [{"name": "a", "model": str(half)}]})
+    few = write_renamed("tiny", tmp_path / "few", kept=0.02)
+    with pytest.raises(ValidationError, match=r"drafters\.0\.model: .* shares 45 .* choose a"):
+        AppConfig.model_validate({"drafters": [{"name": "a", "model": str(few)}]})
+    head = write_zoo_head(tmp_path / "head")
+    renamed = write_renamed("tiny", tmp_path / "renamed")
+    shutil.copy(renamed / "tokenizer.json", head["model"])
+    with pytest.raises(ValidationError, match=r"drafters\.0\.model: .* other ids than"):
+        AppConfig.model_validate({"drafters": [head]})
 
 
 def test_checking_a_config_loads_neither_torch_nor_ray() -> None:

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -13,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from benchmarks.generation import DraftPlan, Generation
 from cluster.built_in_models import TARGET, model_path
 from cluster.config.drafter_kinds import LOOKUPS, drafter_kind
-from engine.drafters.loading import load_quantized
+from engine.drafters.loading import load_model_drafter, load_quantized
 from engine.drafters.model import ModelDrafter, make_runner
 from engine.drafters.runner import PackedRunner
 from engine.grammar.spec import OutputGrammar
@@ -32,6 +34,7 @@ from engine.protocol import (
 from engine.sampling.params import SamplingParams
 from tests.engine.grammar.oracle import grammars
 from tests.identity import Identity
+from tests.other_tokenizer import write_renamed
 from tests.pairwise import Case
 
 END = 4
@@ -46,7 +49,7 @@ _ANIMAL = """{
     },
     "required": ["name", "legs", "kind"]
 }"""
-DRAFTERS = ("tiny", "small", "quantized", *LOOKUPS)
+DRAFTERS = ("tiny", "small", "renamed", "quantized", *LOOKUPS)
 SAMPLING = {
     "greedy": SamplingParams(temperature=0),
     "0.7": SamplingParams(temperature=0.7),
@@ -107,9 +110,25 @@ def make_drafters() -> list[Drafter]:
     return [
         ModelDrafter("tiny", tiny, target_vocab_size=vocab_size, grammars=grammars()),
         ModelDrafter("small", eager, target_vocab_size=vocab_size, chunk=64, grammars=grammars()),
+        with_another_tokenizer(),
         copy_of_target(),
         *(drafter_kind(kind).maker()(kind, grammars=grammars()) for kind in LOOKUPS),
     ]
+
+
+@cache
+def with_another_tokenizer() -> Drafter:
+    """The small model without a tenth of its tokens. Made once, as `copy_of_target`."""
+    with TemporaryDirectory() as folder:
+        return load_model_drafter(
+            "renamed",
+            write_renamed("small", Path(folder) / "renamed", kept=0.9),
+            dtype=torch.float32,
+            device="cpu",
+            kv_tokens=AMPLE,
+            target_vocab_size=reference_target().config.vocab_size,
+            target=model_path(TARGET),
+        ).drafter
 
 
 @cache

@@ -175,4 +175,5 @@ def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
             device="cpu",
             kv_tokens=64,
             target_vocab_size=model.config.vocab_size,
+            target=tmp_path,
         )

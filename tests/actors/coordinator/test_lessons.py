@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -106,6 +107,18 @@ def test_requests_that_may_teach_do_so_with_all_their_features() -> None:
     assert {(one.version, one.tenant) for one in served} == {(0, "named"), (0, "other")}
     assert all(0 <= one.first_tokens.tokens <= one.first_tokens.forwards for one in served)
     assert lessons.take() == ([], [])
+
+
+def test_a_request_with_an_adapter_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head would learn from hidden states that are not the base model's."""
+    adapted = [replace(params, adapter="sql") for params in PARAMS]
+    monkeypatch.setattr(f"{__name__}.PARAMS", [*PARAMS[:3], *adapted[3:]])
+    lessons = Lessons(["head"], 4096, LAYERS)
+    lessons.wanted = 10_000
+    serve(lessons)
+    taught, _ = lessons.take()
+    assert [lesson.tenant for lesson in taught] == ["named"]
+    assert not lessons.passed_over
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ def test_a_drafter_that_was_measured_before_is_not_measured_again(
         device=device,
         kv_tokens=kv_tokens,
         target_vocab_size=2048,
+        target=model_path("target"),
     )
     first = drafter.measure(tmp_path, 0.01)
     assert first.step.predict(100, 4) > 0

@@ -148,6 +148,37 @@ def test_lanes_of_one_drafter_share_its_evidence() -> None:
     assert of(estimates, "a2").first < 0.1
 
 
+def test_an_adapter_is_learned_apart_and_by_each_replica_of_it() -> None:
+    """A drafter that knows nothing of it is right of the base model alone."""
+    estimates = new_estimates()
+    estimates.adapt("adapted", "sql")
+    for _ in range(20):
+        estimates.observe_read("r", "ssm", [True] * 3, [False] * 3)
+        estimates.observe_read("adapted", "ssm", [False] * 3, [False] * 3)
+        estimates.observe_miss(["adapted"], "lookup")
+        teach(estimates, [Candidate(view("r"), DraftTree.chain([1], [0.9]), lanes=["ssm"])])
+    estimates.forget("adapted")
+    estimates.forget("r")
+    other = new_estimates()
+    other.adapt("new", "sql")
+    other.pool(estimates.export())
+    for learned, name in ((estimates, "first"), (other, "second")):
+        assert of(learned, "ssm", name).first > 0.8
+        learned.adapt("next", "sql")
+        assert of(learned, "ssm", "next").first < 0.1
+        assert of(learned, "lookup", name).first > 0.5 > of(learned, "lookup", "next").first
+    assert 0.1 < of_lane(estimates, "ssm") < 0.8
+
+
+def test_adapters_beyond_the_most_share_what_is_learned_without_one() -> None:
+    estimates = new_estimates()
+    for number in range(100):
+        estimates.adapt(str(number), f"adapter-{number}")
+    assert len(estimates.tables.pool) <= 128
+    estimates.observe_read("99", "ssm", [False] * 3, [False] * 3)
+    assert of(estimates, "ssm", "r").first < 0.5 < of(estimates, "ssm", "1").first
+
+
 def test_a_forgotten_request_leaves_no_evidence_of_its_own() -> None:
     estimates = taught(("ssm", DraftTree.chain([1], [0.9])))
     for _ in range(20):
