@@ -30,6 +30,7 @@ _PARTS = {"Ingress", "Replica"}
 """The deployments of an application of ours."""
 _POLL_S = 1.0
 _ERROR = re.compile(r"^[\w.]+(Error|Exception)\b", re.MULTILINE)
+_PYDANTICS_LINK = "For further information visit"
 _NOT_SERVING = {"STARTING", "STOPPING", "STOPPED"}
 """States of Serve's replicas."""
 
@@ -99,7 +100,8 @@ def _refusal() -> str:
 def _last_error(message: str) -> str:
     """The last line that begins with an exception's name, and those after it, as one."""
     begins = [match.start() for match in _ERROR.finditer(message)]
-    return " ".join(message[begins[-1] if begins else 0 :].split())
+    last = message[begins[-1] if begins else 0 :].partition(_PYDANTICS_LINK)[0]
+    return " ".join(last.split())
 
 
 def _to_main_thread(number: signal.Signals) -> None:

@@ -85,6 +85,7 @@ Traceback (most recent call last):
 pydantic_core._pydantic_core.ValidationError: 1 validation error for AppConfig
 target.nonsense
   Extra inputs are not permitted
+    For further information visit https://errors.pydantic.dev/
 """
 REFUSED = SimpleNamespace(status="DEPLOY_FAILED", message=MESSAGE, deployments={})
 FAILED = SimpleNamespace(
