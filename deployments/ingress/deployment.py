@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _LOG = logging.getLogger(__name__)
-PROXY_HOOK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
+_PROXY_HOOK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 _WITHOUT_ENVIRONMENT = (
     "Spindle: Ray runs without cluster/serve.env: SIGTERM and Ctrl+C cut answers off, and nothing "
     "bounds connections; `make serve` sets what that file has"
@@ -54,7 +54,7 @@ class Ingress:
             await asyncio.to_thread(watchdog.start)
         except (OSError, CalledProcessError) as error:
             _LOG.warning("nothing will end this application if Ray is killed: %s", error)
-        if PROXY_HOOK not in os.environ:
+        if _PROXY_HOOK not in os.environ:
             print_line(_WITHOUT_ENVIRONMENT)
         if self._config.grpc is None:
             return
