@@ -19,6 +19,7 @@ from cluster.built_in_models import TARGET, model_path
 COMPILES_S = 400.0
 RECOVERY_S = 10.0
 BACK_S = 60.0
+TOKENS = 400
 CLOCK = f"""
 import os, time
 real = time.time
@@ -80,7 +81,7 @@ async def clock_back() -> list[str]:
         environment = ray_environment() | {"PYTHONPATH": f"{folder}:{ROOT}"}
         changes = {"limits": {"recovery_s": RECOVERY_S}}
         async with served(changes=changes, environment=environment) as service:
-            streams, reading = await start_streams(service, bodies_of())
+            streams, reading = await start_streams(service, bodies_of(tokens=TOKENS))
             hook.with_name(f"{hook.name}.back").touch()
             await asyncio.sleep(2)
             health = await service.ask("/health")
