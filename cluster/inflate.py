@@ -17,6 +17,7 @@ import torch
 from filelock import FileLock
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from cluster.cache import check_room
 from cluster.checkpoints import architecture
 
 
@@ -29,6 +30,7 @@ def inflate_to_cache(source: Path, params: int, cache: Path) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{destination}.lock"):
         if not destination.exists():
+            check_room(cache, 2 * params)
             partial = destination.with_suffix(f".partial-{os.getpid()}")
             try:
                 inflate(source, params, partial)

@@ -11,11 +11,13 @@ and returns when that may be stopped: for the stop hooks of containers.
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,6 +28,9 @@ from ray.serve.handle import DeploymentHandle
 
 _PARTS = {"Ingress", "Replica"}
 """The deployments of an application of ours."""
+_POLL_S = 1.0
+_ERROR = re.compile(r"^[\w.]+(Error|Exception)\b", re.MULTILINE)
+_PYDANTICS_LINK = "For further information visit"
 _NOT_SERVING = {"STARTING", "STOPPING", "STOPPED"}
 """States of Serve's replicas."""
 
@@ -68,6 +73,35 @@ def _after_init() -> None:
     while not ray.is_initialized():
         time.sleep(0.1)
     _to_main_thread(signal.SIGUSR1)
+    with suppress(Exception):  # Serve or Ray is not there any more
+        refusal = _refusal()
+        if refusal:
+            print(f"Spindle: `serve run` ends, Serve refuses this: {refusal}", file=sys.stderr)
+            serve.shutdown()
+            ray.shutdown()
+            os._exit(1)
+
+
+def _refusal() -> str:
+    """Why Serve has given up every application before one has run; empty as soon as one runs, or
+    if Ray ends."""
+    while ray.is_initialized():
+        found = list(serve.status().applications.values())
+        if any(one.status == "RUNNING" for one in found):
+            break
+        if found and all(one.status == "DEPLOY_FAILED" for one in found):
+            deployments = found[0].deployments.values()
+            failed = [one.message for one in deployments if one.status == "DEPLOY_FAILED"]
+            return _last_error([found[0].message, *failed][-1])
+        time.sleep(_POLL_S)
+    return ""
+
+
+def _last_error(message: str) -> str:
+    """The last line that begins with an exception's name, and those after it, as one."""
+    begins = [match.start() for match in _ERROR.finditer(message)]
+    last = message[begins[-1] if begins else 0 :].partition(_PYDANTICS_LINK)[0]
+    return " ".join(last.split())
 
 
 def _to_main_thread(number: signal.Signals) -> None:

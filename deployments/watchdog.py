@@ -16,12 +16,14 @@ from contextlib import suppress
 from pathlib import Path
 
 _ORDERLY_S = 5.0
+_EXIT_S = 1.0
 
 
 def start(orderly_s: float = _ORDERLY_S) -> None:
     """Returns when it runs, as no child of this process: Ray ends the children of workers.
     `orderly_s`: for `serve run` to end by itself, if it is what has ended Ray's process."""
-    arguments = map(str, (os.getppid(), os.getpid(), orderly_s))
+    raylet = os.environ.get("RAY_RAYLET_PID", os.getppid())  # a worker's parent may be a wrapper
+    arguments = map(str, (raylet, os.getpid(), orderly_s))
     command = [sys.executable, "-I", __file__, *arguments]
     subprocess.run(command, stdin=subprocess.DEVNULL, check=True)
 
@@ -55,8 +57,10 @@ def main(raylet: int, ingress: int, orderly_s: float) -> None:
     os.kill(starter, signal.SIGSTOP)  # so that it writes nothing over the line, in a file
     with suppress(OSError):  # a pipe that nobody reads
         os.write(terminal, f"Spindle: {line}\n".encode())
-    os.kill(starter, signal.SIGUSR2)  # for the first process of a container, which takes no SIGKILL
-    os.kill(starter, signal.SIGKILL)
+    os.kill(starter, signal.SIGUSR2)  # at which it exits with 1 (deployments/stopping.py)
+    os.kill(starter, signal.SIGCONT)
+    if not _first(watched, _EXIT_S, *names.keys() - {starter}):
+        os.kill(starter, signal.SIGKILL)
 
 
 def _first(watched: dict[int, int], seconds: float | None, *but: int) -> int:

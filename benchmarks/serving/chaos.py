@@ -17,7 +17,8 @@ identical_share, answered_s, pause_s, verifiers_lost, drafters_lost.
 
 Faults of the whole service, each in a `serve run` of its own: signals to it, Ray's processes on the
 head killed, a lost replica, few files, a full folder, one client's long queue
-(benchmarks/serving/whole_service.py; native backend). Names: chaos/NAME/problems.
+(benchmarks/serving/whole_service.py); a config that cannot be served, a full cache, a clock that
+is set back (benchmarks/serving/start_faults.py). Native backend. Names: chaos/NAME/problems.
 
 Exits with 1 when a stream was lost or differed, or anything else was not as it must be.
 """
@@ -35,13 +36,13 @@ import psutil
 
 from benchmarks.processes import end_after_ray
 from benchmarks.report import Record, parser, publish
+from benchmarks.serving import start_faults, whole_service
 from benchmarks.serving.app import App, running, wait_until
 from benchmarks.serving.faults import FAULTS, HANGS, NODE_CPUS, Fault, Setting
 from benchmarks.serving.poison import RAISING, VERIFIER_PROCESS, build_poisoned, drill
 from benchmarks.serving.requests import mixed_requests
 from benchmarks.serving.stream_identity import StreamIdentity
 from benchmarks.serving.streams import ReceivedStream, read_all
-from benchmarks.serving.whole_service import CASES
 from cluster.built_in_models import TARGET
 
 PORT = 8171
@@ -54,6 +55,7 @@ STREAM_S = 180.0
 RECOVERY_S = 120.0
 
 
+CASES = {**whole_service.CASES, **start_faults.CASES}
 POISON = {
     "poison_2": (2, RAISING),
     "poison_1": (1, RAISING),

@@ -3,41 +3,28 @@ clients, `/health`, the terminal and the exit status say. benchmarks.serving.cha
 name; each returns what was wrong."""
 
 import asyncio
-import os
-import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
-import yaml
-from aiohttp import ClientError, ClientTimeout
+from aiohttp import ClientError
 
-from benchmarks.serving.app import ray_environment, small_args
 from benchmarks.serving.requests import mixed_requests
+from benchmarks.serving.serve_run import CALL_S, DRAIN_S, START_S, Service, served, until
 from benchmarks.serving.streams import ReceivedStream, read, read_all, session
 from cluster.built_in_models import TARGET
 
-ROOT = Path(__file__).parents[2]
-PORT = 8173
 STREAMS = 6
 TOKENS = 120
-START_S = 100.0
-DRAIN_S = 60.0
 ENDS_S = 15.0
 """Within which `serve run` ends when one of Ray's processes is killed, and all streams."""
 HEALTH_S = 10.0
 """Within which `/health` no longer says that all is well."""
 REPLACED_S = 60.0
-CALL_S = 5.0
 FILES = 256
 CONNECTIONS = 300
 HELD = 48
@@ -48,117 +35,12 @@ FULL_S = 20.0
 """For how long Ray's folder stays full."""
 
 
-@dataclass(slots=True)
-class Service:
-    """A `serve run`, and what was seen of it."""
-
-    process: subprocess.Popen[bytes]
-    url: str
-    folder: Path
-    family: Sequence[psutil.Process] = ()
-    """All its processes before the fault."""
-    problems: list[str] = field(default_factory=list)
-
-    def expect(self, true: bool, what: str) -> None:
-        if not true:
-            self.problems.append(what)
-
-    def child(self, part: str) -> psutil.Process:
-        """The process with this in its command line."""
-        return next(one for one in self.family if part in " ".join(one.cmdline()))
-
-    @property
-    def terminal(self) -> str:
-        return (self.folder / "terminal").read_text(errors="replace")
-
-    async def ask(self, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, str, str]:
-        """Status, Retry-After and text; 0 and the error's name without an answer."""
-        method = "GET" if body is None else "POST"
-        timeout = ClientTimeout(CALL_S)
-        try:
-            async with (
-                session(CALL_S) as client,
-                client.request(method, f"{self.url}{path}", json=body, timeout=timeout) as answer,
-            ):
-                return answer.status, answer.headers.get("Retry-After", ""), await answer.text()
-        except (ClientError, TimeoutError, OSError) as error:
-            return 0, "", type(error).__name__
-
-    async def is_healthy(self) -> bool:
-        if self.process.poll() is not None:
-            raise SystemExit(f"`serve run` has ended:\n{self.terminal}")
-        return (await self.ask("/health"))[0] == 200
-
-
-@asynccontextmanager
-async def served(prefix: Sequence[str] = ()) -> AsyncIterator[Service]:
-    """`prefix`: a command that runs the one after it."""
-    folder = Path(tempfile.mkdtemp(prefix="chaos", dir="/tmp"))
-    target = {
-        "model": f"zoo/{TARGET}",
-        "dtype": "float32",
-        "inflate_to": 90_000_000,
-        "placement": "inline",
-    }
-    args = small_args() | {"target": target, "drafters": [{"name": "ngram", "kind": "ngram"}]}
-    application = {
-        "name": "spindle",
-        "route_prefix": "/",
-        "import_path": "deployments.app:build",
-        "args": args | {"scaling": {"drain_s": DRAIN_S}},
-    }
-    config = {
-        "proxy_location": "HeadOnly",
-        "http_options": {"host": "127.0.0.1", "port": PORT},
-        "applications": [application],
-    }
-    file, ray = folder / "cluster.yaml", folder / "ray"
-    file.write_text(yaml.safe_dump(config))
-    ray.mkdir()
-    command = [str(Path(sys.executable).parent / "serve"), "run", "--working-dir", ".", str(file)]
-    own = {"RAY_ADDRESS": "local", "RAY_TMPDIR": str(ray)}
-    with (folder / "terminal").open("wb") as terminal:
-        process = subprocess.Popen(
-            [*prefix, *command],
-            cwd=ROOT,
-            env=os.environ | ray_environment() | own,
-            stdout=terminal,
-            stderr=subprocess.STDOUT,
-        )
-    service = Service(process, f"http://127.0.0.1:{PORT}", folder)
-    try:
-        try:
-            await _until(service.is_healthy, START_S, "it serves")
-        except TimeoutError as error:
-            raise SystemExit(f"{error}:\n{service.terminal}") from None
-        this = psutil.Process(process.pid)
-        service.family = [this, *this.children(recursive=True)]
-        yield service
-    finally:
-        for one in psutil.process_iter():
-            with suppress(psutil.Error):
-                if one.environ().get("RAY_TMPDIR") == str(ray):
-                    one.kill()
-        process.wait()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-async def _until(condition: Callable[[], Awaitable[bool]], bound_s: float, what: str) -> float:
-    """Seconds that it took."""
-    started = time.monotonic()
-    while not await condition():
-        if time.monotonic() - started > bound_s:
-            raise TimeoutError(f"not within {bound_s:.0f} s: {what}")
-        await asyncio.sleep(0.3)
-    return time.monotonic() - started
-
-
-def _bodies(streams: int = STREAMS, tokens: int = TOKENS) -> list[dict[str, Any]]:
+def bodies_of(streams: int = STREAMS, tokens: int = TOKENS) -> list[dict[str, Any]]:
     fields = {"model": TARGET, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     return [{**fields, "prompt": list(one.prompt)[-64:]} for one in mixed_requests(streams, seed=3)]
 
 
-async def _start_streams(
+async def start_streams(
     service: Service, bodies: Sequence[Mapping[str, Any]]
 ) -> tuple[list[ReceivedStream], asyncio.Future[Any]]:
     """Returns when one has tokens."""
@@ -177,12 +59,12 @@ async def _start_streams(
     return streams, reading
 
 
-async def stop(number: signal.Signals) -> list[str]:
+async def stop(number: signal.Signals, environment: Mapping[str, str] | None = None) -> list[str]:
     """What is under way at the signal ends, other requests are refused, the exit status is 0."""
-    async with served() as service:
-        bodies = _bodies()
+    async with served(environment=environment) as service:
+        bodies = bodies_of()
         expected = await read_all(service.url, bodies, START_S)
-        streams, reading = await _start_streams(service, bodies)
+        streams, reading = await start_streams(service, bodies)
         service.process.send_signal(number)
         await asyncio.sleep(1)
         status, retry_after, _ = await service.ask("/v1/completions", bodies[0])
@@ -201,7 +83,7 @@ async def stop(number: signal.Signals) -> list[str]:
 async def lose(part: str) -> list[str]:
     """`serve run` ends with one line, and nobody waits in silence."""
     async with served() as service:
-        streams, reading = await _start_streams(service, _bodies())
+        streams, reading = await start_streams(service, bodies_of())
         service.child(part).kill()
         killed = time.monotonic()
         well_s = 0.0
@@ -213,7 +95,9 @@ async def lose(part: str) -> list[str]:
         ended_s = time.monotonic() - killed
         print(f"  {part}: /health is well until {well_s:.1f} s, end after {ended_s:.1f} s")
         service.expect(well_s <= HEALTH_S, f"/health is well until {well_s:.1f} s")
-        service.expect(ended_s <= ENDS_S and service.process.poll() != 0, f"end: {ended_s:.1f} s")
+        service.expect(ended_s <= ENDS_S, f"end: {ended_s:.1f} s")
+        status = service.process.poll()
+        service.expect(status == 1, f"exit status {status}")
         await asyncio.sleep(1)
         with suppress(TimeoutError):
             await asyncio.wait_for(reading, CALL_S)
@@ -236,7 +120,7 @@ async def lose_replica() -> list[str]:
             said.append(text)
             return status == 200 and len(said) > 2
 
-        seconds = await _until(back, REPLACED_S, "another replica")
+        seconds = await until(back, REPLACED_S, "another replica")
         print(f"  replaced after {seconds:.1f} s; /health: {said[len(said) // 2]}")
         service.expect(any("is lost" in text for text in said), f"/health: {said[0]}")
         return service.problems
@@ -267,7 +151,7 @@ async def full_folder() -> list[str]:
         await asyncio.sleep(FULL_S)
         service.expect(not await service.is_healthy(), "it is not full")
         inside.unlink()
-        seconds = await _until(service.is_healthy, 2 * REPLACED_S, "another replica")
+        seconds = await until(service.is_healthy, 2 * REPLACED_S, "another replica")
         lines = service.terminal.splitlines()[before:]
         print(f"  replaced {seconds:.1f} s after there was room; {len(lines)} lines meanwhile")
         service.expect(seconds < REPLACED_S, f"replaced after {seconds:.1f} s")
@@ -277,9 +161,9 @@ async def full_folder() -> list[str]:
 async def own_share() -> list[str]:
     """A client that holds many long streams gets two tokens more, or an answer of 429."""
     async with served() as service:
-        _, reading = await _start_streams(service, _bodies(HELD, HELD_TOKENS))
+        _, reading = await start_streams(service, bodies_of(HELD, HELD_TOKENS))
         asked = time.monotonic()
-        (short,) = await read_all(service.url, _bodies(1, 2), START_S)
+        (short,) = await read_all(service.url, bodies_of(1, 2), START_S)
         seconds = time.monotonic() - asked
         print(f"  two tokens after {seconds:.1f} s; {short.error}")
         service.expect(seconds < SHORT_S, f"two tokens after {seconds:.1f} s")
@@ -290,6 +174,7 @@ async def own_share() -> list[str]:
 
 CASES: Mapping[str, Callable[[], Coroutine[Any, Any, list[str]]]] = {
     "stop_sigterm": partial(stop, signal.SIGTERM),
+    "stop_plain": partial(stop, signal.SIGTERM, {}),
     "stop_sigint": partial(stop, signal.SIGINT),
     "raylet": partial(lose, "raylet/raylet"),
     "agent": partial(lose, "dashboard/agent.py"),

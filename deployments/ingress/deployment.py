@@ -4,6 +4,7 @@ lost."""
 import asyncio
 import gc
 import logging
+import os
 from collections.abc import AsyncGenerator, Mapping
 from subprocess import CalledProcessError
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.config import AppConfig
 from deployments import watchdog
-from deployments.logs import forward_to_serve
+from deployments.logs import forward_to_serve, print_line
 from deployments.ray_internals import serve_details
 
 if TYPE_CHECKING:
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 
 _LOG = logging.getLogger(__name__)
+_PROXY_HOOK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
+_WITHOUT_ENVIRONMENT = (
+    "Spindle: Ray runs without cluster/serve.env: SIGTERM and Ctrl+C cut answers off, and nothing "
+    "bounds connections; `make serve` sets what that file has"
+)
 
 
 @serve.ingress()
@@ -48,6 +54,8 @@ class Ingress:
             await asyncio.to_thread(watchdog.start)
         except (OSError, CalledProcessError) as error:
             _LOG.warning("this application will not end if Ray is killed: %s", error)
+        if _PROXY_HOOK not in os.environ:
+            print_line(_WITHOUT_ENVIRONMENT)
         if self._config.grpc is None:
             return
         from deployments.ingress.grpc import GrpcServer

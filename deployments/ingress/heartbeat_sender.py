@@ -133,7 +133,8 @@ class HeartbeatSender:
                 {"replica": replica, "ingress": self._ingress, "read": read, "left": left}
             )
             self._failed.pop(replica, None)
-        except Exception as error:  # the replica is lost, which its streams notice themselves
+        except (Exception, asyncio.CancelledError) as error:
+            # The replica is lost, which its streams notice themselves; Serve cancels calls, too.
             _LOG.debug("heartbeat to %s failed: %s", replica, error)
             self.record_loss(replica)
         finally:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.cache import digest, written_whole
+from cluster.cache import check_room, digest, written_whole
 
 
 def test_a_file_takes_its_place_only_when_it_is_whole(tmp_path: Path) -> None:
@@ -41,3 +41,9 @@ def test_a_file_that_is_altered_or_replaced_has_another_digest(tmp_path: Path) -
     other.write_bytes(b"again")
     other.replace(file)
     assert len({before, altered, digest(file)}) == 3
+
+
+def test_a_folder_without_room_is_named_with_what_is_needed(tmp_path: Path) -> None:
+    check_room(tmp_path / "new", 1)
+    with pytest.raises(OSError, match=rf"{tmp_path} has .* MB left, and 1000000000 MB are needed"):
+        check_room(tmp_path, 10**15)

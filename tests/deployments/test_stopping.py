@@ -76,6 +76,55 @@ def test_after_a_second_signal_the_end_is_not_interrupted(
         pytest.fail("it was interrupted")
 
 
+MESSAGE = """Deploying app 'spindle' failed with exception:
+Traceback (most recent call last):
+  File "deployments/app.py", line 55, in build
+RuntimeError: the first
+
+Traceback (most recent call last):
+pydantic_core._pydantic_core.ValidationError: 1 validation error for AppConfig
+target.nonsense
+  Extra inputs are not permitted
+    For further information visit https://errors.pydantic.dev/
+"""
+REFUSED = SimpleNamespace(status="DEPLOY_FAILED", message=MESSAGE, deployments={})
+FAILED = SimpleNamespace(
+    status="DEPLOY_FAILED",
+    message="Failed to update the deployments ['Replica'].",
+    deployments={
+        "Ingress": SimpleNamespace(status="HEALTHY", message=""),
+        "Replica": SimpleNamespace(status="DEPLOY_FAILED", message="3 times:\nOSError: no weights"),
+    },
+)
+STARTS = SimpleNamespace(status="DEPLOYING", message="", deployments={})
+RUNS = SimpleNamespace(status="RUNNING", message="", deployments={})
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason"),
+    [
+        (
+            [[], [STARTS], [REFUSED]],
+            "pydantic_core._pydantic_core.ValidationError: 1 validation error for AppConfig "
+            "target.nonsense Extra inputs are not permitted",
+        ),
+        ([[STARTS], [FAILED]], "OSError: no weights"),
+        ([[REFUSED, STARTS], [REFUSED, RUNS]], ""),
+        ([[RUNS]], ""),
+    ],
+)
+def test_serve_run_ends_when_nothing_can_be_served(
+    monkeypatch: pytest.MonkeyPatch, seen: list[list[SimpleNamespace]], reason: str
+) -> None:
+    left = iter(seen)
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(stopping, "_POLL_S", 0)
+    monkeypatch.setattr(
+        serve, "status", lambda: SimpleNamespace(applications=dict(enumerate(next(left))))
+    )
+    assert stopping._refusal() == reason
+
+
 def _wait_after_signal() -> None:
     signal.raise_signal(signal.SIGINT)
     time.sleep(5)

@@ -81,9 +81,11 @@ def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def heartbeats_to(replicas: Replicas) -> AsyncIterator[HeartbeatSender]:
+async def heartbeats_to(
+    replicas: Replicas, on_lost: Callable[[], None] = lambda: None
+) -> AsyncIterator[HeartbeatSender]:
     limits = make_config(limits={"silent_replica_s": 0.1}).limits
-    heartbeats = HeartbeatSender("ingress", replicas, limits, lambda: None)
+    heartbeats = HeartbeatSender("ingress", replicas, limits, on_lost)
     try:
         yield heartbeats
     finally:
@@ -110,6 +112,17 @@ def test_503_when_no_replica_is_healthy(failing: Answer) -> None:
     with pytest.raises(ApiError) as refused:
         check(Replicas(one=failing, other=failing))
     assert refused.value.status == 503
+
+
+@pytest.mark.parametrize("failing", [hanging, gone, cancelled_by_serve])
+def test_a_replica_that_takes_no_heartbeat_is_lost(failing: Answer) -> None:
+    async def test() -> None:
+        lost = asyncio.Event()
+        async with heartbeats_to(Replicas(one=failing), lost.set) as heartbeats:
+            heartbeats.probe("one")
+            await asyncio.wait_for(lost.wait(), 5)
+
+    asyncio.run(test())
 
 
 def test_what_is_said_of_a_replica_that_was_there() -> None:
