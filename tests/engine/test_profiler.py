@@ -130,17 +130,3 @@ def test_a_short_and_noisy_measurement_shows_what_tokens_cost(token_s: float, fi
     samples = measure_alternately(shapes_of(grid), grid, machine.time_forward, machine.clock)
     most = fit_roofline(samples).predict(0, 128)
     assert most == pytest.approx(0.1 + 128 * token_s, rel=0.35)
-
-
-def test_without_a_budget_everything_is_measured_as_often_as_asked() -> None:
-    machine = Machine(0.01)
-    grid = Grid()
-    calls: list[Shape] = []
-
-    def time_forward(shape: Shape, rng: np.random.Generator) -> float:
-        calls.append(shape)
-        return machine.time_forward(shape, rng)
-
-    samples = measure_alternately(shapes_of(grid), grid, time_forward, machine.clock)
-    assert len(samples) == len(shapes_of(grid))
-    assert all(calls.count(shape) == 1 + grid.rounds for shape in shapes_of(grid))

@@ -124,14 +124,6 @@ def test_prepacked_family_equals_its_stock_model(family: str) -> None:
     torch.testing.assert_close(forward_all(model), expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("family", SUPPORTED)
-def test_the_loop_serves_just_the_families_it_knows(family: str) -> None:
-    model = build(SUPPORTED[family])
-    assert fused_forward(model) is None  # its layers are not packed
-    prepack(model)
-    assert (fused_forward(model) is not None) == (family in FUSED)
-
-
 @pytest.mark.parametrize("family", FUSED)
 @torch.inference_mode()
 def test_bfloat16_is_no_worse_than_stock(family: str) -> None:

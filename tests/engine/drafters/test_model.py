@@ -154,23 +154,6 @@ def accept_some(stream: Stream, tree: DraftTree, rng: np.random.Generator) -> No
     stream.committed.extend([int(rng.integers(VOCAB))])
 
 
-def test_rows_of_an_accepted_draft_are_not_computed_again(runner: RecordingRunner) -> None:
-    drafter = drafter_on(runner)
-    stream = Stream("a", PROMPT, GREEDY)
-    tree = stream.draft(drafter, depth=4)
-    assert runner.take_entered() == {"a": PROMPT}
-    other = (int(tree.tokens[2]) + 1) % VOCAB
-    stream.committed.extend([*tree.tokens[:2].tolist(), other])
-    tree = stream.draft(drafter, depth=4)
-    assert runner.take_entered() == {"a": [other]}
-
-    # The last drafted token has no row yet.
-    accepted = tree.tokens.tolist()
-    stream.committed.extend([*accepted, 50])
-    stream.draft(drafter, depth=1)
-    assert runner.take_entered() == {"a": [accepted[-1], 50]}
-
-
 def test_rows_of_an_accepted_branch_are_not_computed_again(runner: RecordingRunner) -> None:
     drafter = drafter_on(runner)
     stream = Stream("a", PROMPT, SEEDED)
@@ -310,16 +293,6 @@ def test_missing_prefixes_are_reported_and_the_other_requests_drafted(
     for stream in (unknown, changed):  # resent from the start, as have=0 asks
         stream.seen = 0
         assert_equal(stream.draft(drafter, depth=2), draft.tree)
-
-
-def test_equal_prompts_share_rows() -> None:
-    runner = RecordingRunner()
-    drafter = drafter_on(runner)
-    prompt = list(range(40))
-    first = Stream("a", prompt, SEEDED).draft(drafter, depth=3)
-    runner.take_entered()
-    assert_equal(Stream("b", prompt, SEEDED).draft(drafter, depth=3), first)
-    assert runner.take_entered() == {"b": prompt[32:]}
 
 
 def test_a_drafter_of_another_vocabulary_is_refused() -> None:
