@@ -42,7 +42,6 @@ DRAFTERS = [
     {"name": "tiny", "model": "zoo/tiny", "placement": "actor"},
     {"name": "tasks", "model": "zoo/tasks", "placement": "inline"},
 ]
-ENDLESS = {"model": "target", "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True}
 KEYS = {"team": "a key without further rights", "operator": "a key that sees all"}
 Samples = dict[str, float]
 

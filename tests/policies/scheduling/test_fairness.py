@@ -122,19 +122,6 @@ def test_turns_take_only_their_share_of_the_slots() -> None:
         assert set(running[len(turns) :]) <= {"9", "8", "7", "0"}, "lp_sjf preempts none"
 
 
-def test_a_turn_lasts_from_its_first_step() -> None:
-    schedule = FairSchedule(fcfs(), FairnessParams(starve_after_s=1.0))
-    both = [view("high", priority=1), view("low")]
-    for each in both:
-        schedule.arrive(each, 0.0)
-    assert schedule.pick(both, [], 1, 0.0) == ["high"]
-    assert schedule.pick(both, ["high"], 1, 1.0) == ["low"]
-    # It is found running at 1.2, so the turn lasts until 2.2.
-    assert schedule.pick(both, ["low"], 1, 1.2) == ["low"]
-    assert schedule.pick(both, ["low"], 1, 2.1) == ["low"]
-    assert schedule.pick(both, ["low"], 1, 2.3) == ["high"]
-
-
 def test_a_request_held_back_by_the_coordinator_does_not_count_as_waiting() -> None:
     """The coordinator holds it back while its client reads slowly; that time earns no turn."""
     schedule = FairSchedule(lp_sjf(), FairnessParams(starve_after_s=1.0))

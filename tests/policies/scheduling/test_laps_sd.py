@@ -153,17 +153,6 @@ def test_a_higher_queue_preempts_a_running_non_perceptible_request() -> None:
     assert schedule.pick(requests, ["old"], 1, 5.0) == ["new"]
 
 
-def test_a_request_that_becomes_stable_while_running_can_still_lose_its_slot_once() -> None:
-    """Our reading: otherwise every request that becomes stable would keep its slot, and the
-    estimates would order nothing."""
-    requests = [view("stable", 0.0, predicted_len=1000.0), view("new", 5.0)]
-    schedule = schedule_of(STABLE, requests)
-    for _ in range(2):
-        schedule.observe([outcome("stable")], 5.0)
-    assert schedule.queue("stable") > schedule.queue("new")
-    assert schedule.pick(requests, ["stable"], 1, 5.0) == ["new"]
-
-
 def test_a_running_perceptible_request_is_not_preempted_even_by_the_first_queue() -> None:
     stable, new = view("stable", 0.0, predicted_len=1000.0), view("new", 5.0)
     schedule = schedule_of(STABLE, [stable])

@@ -109,14 +109,6 @@ def test_is_brute_force_where_every_node_costs_the_same(
     assert speed(gains, took) == pytest.approx(best, rel=1e-5)
 
 
-def test_never_stops_at_the_first_loss() -> None:
-    """A step upwards in cost that only several nodes together repay."""
-    drafted = [DraftTree.chain([1, 2, 3, 4], [0.95] * 4)]
-    seconds = np.array([1.0, 2.1, 2.1, 2.1, 2.1])
-    [mask], _ = chosen(drafted, seconds)
-    assert mask.all()
-
-
 @SEEDED
 @given(FORESTS, st.lists(st.tuples(st.floats(0.1, 2), st.floats(-1, 1)), min_size=3, max_size=3))
 def test_the_caps_of_all_requests_hold_where_some_prefix_keeps_them(
