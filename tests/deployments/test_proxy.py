@@ -22,6 +22,8 @@ from deployments.proxy import (
 )
 from tests.deployments.local import local_api, make_config
 
+pytestmark = pytest.mark.usefixtures("loop")
+
 HEAD: Scope = {
     "type": "http",
     "http_version": "1.1",
@@ -90,44 +92,41 @@ def test_the_ingress_uses_a_body_sent_ahead_and_checks_its_size() -> None:
 
 
 @pytest.mark.parametrize("spec_version", ["2.3", "2.4"])
-def test_a_reader_that_takes_nothing_pauses_its_request(spec_version: str) -> None:
-    async def serve() -> None:
-        sent: list[bytes] = []
-        inbox: asyncio.Queue[Message] = asyncio.Queue()
+async def test_a_reader_that_takes_nothing_pauses_its_request(spec_version: str) -> None:
+    sent: list[bytes] = []
+    inbox: asyncio.Queue[Message] = asyncio.Queue()
 
-        async def send(message: Message) -> None:
-            if message["type"] == "http.response.body":
-                sent.append(message["body"])
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            sent.append(message["body"])
 
-        async with local_api(make_config(limits={"unread_tokens": 16}), seconds=0.001) as (
-            api,
-            replicas,
-        ):
-            fields = (
-                b'{"model": "target", "prompt": "Count to 7", "max_tokens": 480, "seed": 7,'
-                b' "stream": true}'
-            )
-            inbox.put_nowait(part(fields))
-            scope = {**HEAD, REPORTS_WRITTEN: True, "asgi": {"spec_version": spec_version}}
-            serving = asyncio.create_task(make_http(api)(scope, inbox.get, send))
-            async with asyncio.timeout(30):
-                while not replicas.streams or (
-                    next(iter(replicas.streams.values())).unread_tokens <= 16
-                ):
-                    await asyncio.sleep(0.01)
-            await asyncio.sleep(0.3)
-            assert len(sent) == MAX_IN_TRANSIT, "nothing more is handed to the proxy"
-            assert next(iter(replicas.streams.values())).unread_tokens < 200, "paused"
-            while not serving.done():
-                inbox.put_nowait({"type": WRITTEN, "messages": MESSAGES_PER_REPORT})
+    async with local_api(make_config(limits={"unread_tokens": 16}), seconds=0.001) as (
+        api,
+        replicas,
+    ):
+        fields = (
+            b'{"model": "target", "prompt": "Count to 7", "max_tokens": 480, "seed": 7,'
+            b' "stream": true}'
+        )
+        inbox.put_nowait(part(fields))
+        scope = {**HEAD, REPORTS_WRITTEN: True, "asgi": {"spec_version": spec_version}}
+        serving = asyncio.create_task(make_http(api)(scope, inbox.get, send))
+        async with asyncio.timeout(30):
+            while not replicas.streams or (
+                next(iter(replicas.streams.values())).unread_tokens <= 16
+            ):
                 await asyncio.sleep(0.01)
-        events = [json.loads(line) for line in re.findall(rb"data: (\{.*\})", b"".join(sent))]
-        text = "".join(choice["text"] for event in events for choice in event["choices"])
-        async with local_api() as (api, _):
-            whole = await api.generate(json.loads(fields) | {"stream": False})
-        assert text == whole["choices"][0]["text"]
-
-    asyncio.run(asyncio.wait_for(serve(), 60))
+        await asyncio.sleep(0.3)
+        assert len(sent) == MAX_IN_TRANSIT, "nothing more is handed to the proxy"
+        assert next(iter(replicas.streams.values())).unread_tokens < 200, "paused"
+        while not serving.done():
+            inbox.put_nowait({"type": WRITTEN, "messages": MESSAGES_PER_REPORT})
+            await asyncio.sleep(0.01)
+    events = [json.loads(line) for line in re.findall(rb"data: (\{.*\})", b"".join(sent))]
+    text = "".join(choice["text"] for event in events for choice in event["choices"])
+    async with local_api() as (api, _):
+        whole = await api.generate(json.loads(fields) | {"stream": False})
+    assert text == whole["choices"][0]["text"]
 
 
 @pytest.mark.parametrize(

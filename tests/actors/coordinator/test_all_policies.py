@@ -120,11 +120,6 @@ def test_plans_know_all_active_requests_though_each_lane_is_planned_alone() -> N
     assert any(planned < active for active, planned in counts)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_fairness_around_a_schedule_loses_nothing_either(schedule: str) -> None:
-    serve(fair(make_schedule(schedule)), "hedge", "planner")
-
-
 @pytest.mark.parametrize("speculation", SPECULATIONS)
 def test_a_verifier_of_chains_is_given_chains(speculation: str) -> None:
     """Whatever the policy drafts, and however lookup and a lane disagree."""

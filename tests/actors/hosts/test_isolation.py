@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, Left
@@ -18,7 +17,6 @@ from actors.coordinator.settings import Limits, Policies
 from actors.coordinator.stream import RequestFailed
 from actors.hosts.fleet import Fleet, start_fleet
 from actors.hosts.protocol import HostLost
-from cluster.built_in_models import TARGET, model_path
 from cluster.config import DrafterConfig, TargetConfig
 from engine.drafters.lookup import NgramDrafter, SuffixDrafter
 from engine.drafters.runner import PackedRunner
@@ -36,18 +34,9 @@ from engine.soft_state import EMPTY_HASH
 from engine.verifiers.native import NativeVerifier
 from policies.catalogue import fair, make_schedule, make_selection, make_speculation
 from policies.tree import DraftTree
+from tests.engine.streams import questions
 
 KV_TOKENS = 4096
-QUESTIONS = (
-    "Count to 9.",
-    "List 6 animals.",
-    'Repeat "blue cup" 4 times.',
-    "What does os.path.join do?",
-    "Make a table of 5 rivers with length.",
-    "Count to 12.",
-    "List 3 colours.",
-    "Repeat the word tea 5 times.",
-)
 POISON = "poison"
 LIMITS = Limits(max_batch=10, max_waiting=8, kv_tokens=KV_TOKENS, forward_tokens=64)
 """Prompts enter in pieces, so that orders of all kinds are in one batch."""
@@ -73,11 +62,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
-    tokenizer = AutoTokenizer.from_pretrained(model_path(TARGET))
-    return [
-        tokenizer(f"<|user|>\n{question}<|end|>\n<|assistant|>\n")["input_ids"]
-        for question in QUESTIONS
-    ]
+    return questions(shared=False)
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,8 @@ from deployments.ingress import grpc_bounds
 from deployments.ingress.grpc import GrpcServer
 from tests.deployments.local import LocalReplicas, Method, local_api, make_config, within
 
+pytestmark = pytest.mark.usefixtures("loop")
+
 FIELDS: dict[str, Any] = {"model": "target", "prompt": "1, 2, 3,", "max_tokens": 8, "seed": 1}
 KEY = "a key of a tenant"
 BODY_BYTES = 4096
@@ -106,45 +108,41 @@ async def test_errors_are_grpc_statuses_that_name_the_field(app: GrpcApp) -> Non
     assert await text_of(call(channel, "Stream", FIELDS))
 
 
-def test_health_needs_no_key_and_tells_whether_a_replica_serves(
+@within(grpc_app)
+async def test_health_needs_no_key_and_tells_whether_a_replica_serves(
+    app: GrpcApp,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def unreachable(*_: Any) -> asyncio.Future[Any]:
         return asyncio.get_running_loop().create_future()
 
-    async def test(app: GrpcApp) -> None:
-        channel, _ = app
-        check = health_pb2_grpc.HealthStub(channel).Check
-        response = health_pb2.HealthCheckResponse
-        for service in ("", "spindle.Spindle"):
-            asked = health_pb2.HealthCheckRequest(service=service)
-            assert (await check(asked)).status == response.SERVING
-        with pytest.raises(grpc.aio.AioRpcError, match="no such service"):
-            await check(health_pb2.HealthCheckRequest(service="another"))
-        monkeypatch.setattr("deployments.ingress.replicas._NEXT_CALL_S", 0.01)
-        monkeypatch.setattr(LocalReplicas, "describe", Method(unreachable))
-        assert (await check(health_pb2.HealthCheckRequest())).status == response.NOT_SERVING
-
-    run(test)
+    channel, _ = app
+    check = health_pb2_grpc.HealthStub(channel).Check
+    response = health_pb2.HealthCheckResponse
+    for service in ("", "spindle.Spindle"):
+        asked = health_pb2.HealthCheckRequest(service=service)
+        assert (await check(asked)).status == response.SERVING
+    with pytest.raises(grpc.aio.AioRpcError, match="no such service"):
+        await check(health_pb2.HealthCheckRequest(service="another"))
+    monkeypatch.setattr("deployments.ingress.replicas._NEXT_CALL_S", 0.01)
+    monkeypatch.setattr(LocalReplicas, "describe", Method(unreachable))
+    assert (await check(health_pb2.HealthCheckRequest())).status == response.NOT_SERVING
 
 
-def test_a_server_that_stops_is_not_healthy_and_refuses_calls() -> None:
-    async def test() -> None:
-        config = GrpcConfig(port=free_port())
-        async with local_api(make_config(api_keys={"tenant": KEY}), seconds=0.001) as (api, _):
-            server = GrpcServer(api, config)
-            await server.start(HOST)
-            await api.draining.drain()
-            async with grpc.aio.insecure_channel(f"{HOST}:{config.port}") as channel:
-                check = health_pb2_grpc.HealthStub(channel).Check
-                found = await check(health_pb2.HealthCheckRequest())
-                assert found.status == health_pb2.HealthCheckResponse.NOT_SERVING
-                with pytest.raises(grpc.aio.AioRpcError, match="is stopping") as refused:
-                    await call(channel, "Generate", FIELDS)
-                assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-            await server.stop(0.0)
-
-    asyncio.run(test())
+async def test_a_server_that_stops_is_not_healthy_and_refuses_calls() -> None:
+    config = GrpcConfig(port=free_port())
+    async with local_api(make_config(api_keys={"tenant": KEY}), seconds=0.001) as (api, _):
+        server = GrpcServer(api, config)
+        await server.start(HOST)
+        await api.draining.drain()
+        async with grpc.aio.insecure_channel(f"{HOST}:{config.port}") as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            found = await check(health_pb2.HealthCheckRequest())
+            assert found.status == health_pb2.HealthCheckResponse.NOT_SERVING
+            with pytest.raises(grpc.aio.AioRpcError, match="is stopping") as refused:
+                await call(channel, "Generate", FIELDS)
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        await server.stop(0.0)
 
 
 def test_calls_without_a_message_are_few_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,21 +201,17 @@ def test_it_listens_where_http_does_and_nowhere_else() -> None:
     asyncio.run(test())
 
 
-def test_it_waits_for_its_port() -> None:
+async def test_it_waits_for_its_port() -> None:
     """Which the ingress before it has until it has drained."""
-
-    async def test() -> None:
-        config = GrpcConfig(port=free_port())
-        async with local_api() as (api, _), served(config):
-            second = GrpcServer(api, config)
-            starting = asyncio.create_task(second.start(HOST))
-            await asyncio.sleep(0.1)
-            assert not starting.done()
-        async with asyncio.timeout(10):
-            await starting
-        await second.stop(0.0)
-
-    asyncio.run(test())
+    config = GrpcConfig(port=free_port())
+    async with local_api() as (api, _), served(config):
+        second = GrpcServer(api, config)
+        starting = asyncio.create_task(second.start(HOST))
+        await asyncio.sleep(0.1)
+        assert not starting.done()
+    async with asyncio.timeout(10):
+        await starting
+    await second.stop(0.0)
 
 
 @pytest.mark.parametrize("method", ["Generate", "Stream"])

@@ -162,19 +162,19 @@ async def test_errors_have_openais_shape(app: App) -> None:
         assert error["type"]
 
 
-def test_503_with_retry_after_while_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+@within(http_app)
+async def test_503_with_retry_after_while_starting(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(replicas_module, "_NEXT_CALL_S", 0.01)
 
-    async def test(app: App) -> None:
-        def starting(_routed: Routed) -> asyncio.Future[Any]:
-            return asyncio.get_running_loop().create_future()
+    def starting(_routed: Routed) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().create_future()
 
-        monkeypatch.setattr(LocalReplicas, "describe", Method(starting))
-        for answer in (await app.client.get("/health"), await app.ask()):
-            assert answer.status_code == 503
-            assert answer.headers["Retry-After"]
-
-    run(test)
+    monkeypatch.setattr(LocalReplicas, "describe", Method(starting))
+    for answer in (await app.client.get("/health"), await app.ask()):
+        assert answer.status_code == 503
+        assert answer.headers["Retry-After"]
 
 
 @within(http_app, seconds=0.002, limits={"max_batch": 2, "max_waiting": 2, "client_share": 1.0})

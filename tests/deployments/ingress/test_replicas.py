@@ -112,20 +112,17 @@ def test_503_when_no_replica_is_healthy(failing: Answer) -> None:
     assert refused.value.status == 503
 
 
-def test_what_is_said_of_a_replica_that_was_there() -> None:
-    async def test() -> None:
-        replicas = Replicas(one=gone)
-        async with heartbeats_to(replicas) as heartbeats:
-            readiness = Readiness(replicas, heartbeats)
-            with pytest.raises(ApiError, match="starting"):
-                await readiness.check()
-            replicas.answers["one"] = healthy
+async def test_what_is_said_of_a_replica_that_was_there() -> None:
+    replicas = Replicas(one=gone)
+    async with heartbeats_to(replicas) as heartbeats:
+        readiness = Readiness(replicas, heartbeats)
+        with pytest.raises(ApiError, match="starting"):
             await readiness.check()
-            replicas.answers["one"] = gone
-            with pytest.raises(ApiError, match="for 0 s: the last one is lost"):
-                await readiness.check()
-
-    asyncio.run(test())
+        replicas.answers["one"] = healthy
+        await readiness.check()
+        replicas.answers["one"] = gone
+        with pytest.raises(ApiError, match="for 0 s: the last one is lost"):
+            await readiness.check()
 
 
 def test_a_clock_that_is_set_back_is_noticed_until_it_is_where_it_was() -> None:
@@ -139,35 +136,29 @@ def test_a_clock_that_is_set_back_is_noticed_until_it_is_where_it_was() -> None:
     assert watch.read(1990.0, 63.0) == 10
 
 
-def test_health_says_that_the_clock_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        replicas = Replicas(one=healthy)
-        async with heartbeats_to(replicas) as heartbeats:
-            readiness = Readiness(replicas, heartbeats)
-            await readiness.check()
-            assert readiness.body == {"status": "ok", "drafters_down": 0}
-            now = time.time()
-            monkeypatch.setattr(time, "time", lambda: now - 300)
-            assert "set back: for 300 s" in readiness.body["warning"]
-
-    asyncio.run(test())
+async def test_health_says_that_the_clock_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    replicas = Replicas(one=healthy)
+    async with heartbeats_to(replicas) as heartbeats:
+        readiness = Readiness(replicas, heartbeats)
+        await readiness.check()
+        assert readiness.body == {"status": "ok", "drafters_down": 0}
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now - 300)
+        assert "set back: for 300 s" in readiness.body["warning"]
 
 
-def test_a_hanging_replica_is_not_called_again_until_it_answers_a_heartbeat() -> None:
-    async def test() -> None:
-        waking = asyncio.Event()
-        replicas = Replicas(one=waking.wait, other=healthy)
-        async with heartbeats_to(replicas) as heartbeats:
-            readiness_check = Readiness(replicas, heartbeats)
-            await readiness_check.check()
-            while "one" not in heartbeats.silent:
-                await asyncio.sleep(0.01)
-            await readiness_check.check()
-            assert replicas.called == ["one", "other", "other"]
-            waking.set()
-            while heartbeats.silent:
-                await asyncio.sleep(0.01)
-            await readiness_check.check()
-            assert replicas.called[3:] == ["one"]
-
-    asyncio.run(asyncio.wait_for(test(), 10))
+async def test_a_hanging_replica_is_not_called_again_until_it_answers_a_heartbeat() -> None:
+    waking = asyncio.Event()
+    replicas = Replicas(one=waking.wait, other=healthy)
+    async with heartbeats_to(replicas) as heartbeats:
+        readiness_check = Readiness(replicas, heartbeats)
+        await readiness_check.check()
+        while "one" not in heartbeats.silent:
+            await asyncio.sleep(0.01)
+        await readiness_check.check()
+        assert replicas.called == ["one", "other", "other"]
+        waking.set()
+        while heartbeats.silent:
+            await asyncio.sleep(0.01)
+        await readiness_check.check()
+        assert replicas.called[3:] == ["one"]

@@ -96,7 +96,14 @@ async def test_a_client_that_leaves_is_in_the_log_with_the_requests_id(
         ("/v1/completions", FIELDS, "wrong", 401, "API key"),
     ],
 )
-def test_a_refusal_has_one_line_with_its_reason_and_is_counted(
+@within(
+    http_app,
+    api_keys={"tenant": "key"},
+    operators=["tenant"],
+    limits={"max_body_bytes": 4096, "max_choices": 8},
+)
+async def test_a_refusal_has_one_line_with_its_reason_and_is_counted(
+    app: App,
     caplog: pytest.LogCaptureFixture,
     path: str,
     fields: dict[str, Any],
@@ -104,23 +111,19 @@ def test_a_refusal_has_one_line_with_its_reason_and_is_counted(
     status: int,
     reason: str,
 ) -> None:
-    async def test(app: App) -> None:
-        headers = {"Authorization": f"Bearer {key}"}
-        assert (await app.client.post(path, json=fields, headers=headers)).status_code == status
-        (line,) = lines(caplog)
-        assert (line["status"], line["outcome"]) == (str(status), "refused")
-        assert reason in line["reason"]
-        assert line["tenant"] == ("-" if key == "wrong" else "tenant")
-        assert (await app.client.get("/metrics")).status_code == 401
-        text = (await app.client.get("/metrics", headers={"Authorization": "Bearer key"})).text
-        assert counts(text, "spindle_responses", "status") == (
-            {"401": 2} if status == 401 else {str(status): 1, "401": 1}
-        )
-        of_tenant = counts(text, "spindle_tenant_responses", "status")
-        assert of_tenant == ({} if status == 401 else {str(status): 1})
-
-    limits = {"max_body_bytes": 4096, "max_choices": 8}
-    run(test, api_keys={"tenant": "key"}, operators=["tenant"], limits=limits)
+    headers = {"Authorization": f"Bearer {key}"}
+    assert (await app.client.post(path, json=fields, headers=headers)).status_code == status
+    (line,) = lines(caplog)
+    assert (line["status"], line["outcome"]) == (str(status), "refused")
+    assert reason in line["reason"]
+    assert line["tenant"] == ("-" if key == "wrong" else "tenant")
+    assert (await app.client.get("/metrics")).status_code == 401
+    text = (await app.client.get("/metrics", headers={"Authorization": "Bearer key"})).text
+    assert counts(text, "spindle_responses", "status") == (
+        {"401": 2} if status == 401 else {str(status): 1, "401": 1}
+    )
+    of_tenant = counts(text, "spindle_tenant_responses", "status")
+    assert of_tenant == ({} if status == 401 else {str(status): 1})
 
 
 @within(http_app, dies=lambda _: 3, limits={"resubmits": 1})

@@ -3,7 +3,11 @@
 import asyncio
 import threading
 
+import pytest
+
 from deployments.ingress.turns import AT_ONCE, Turns
+
+pytestmark = pytest.mark.usefixtures("loop")
 
 
 def test_a_client_with_much_long_work_delays_another_by_one_piece() -> None:
@@ -22,22 +26,18 @@ def test_a_client_with_much_long_work_delays_another_by_one_piece() -> None:
     assert len(done) == 21
 
 
-def test_short_work_of_one_client_leaves_threads_to_others() -> None:
+async def test_short_work_of_one_client_leaves_threads_to_others() -> None:
     release = threading.Event()
-
-    async def inside() -> None:
-        turns = Turns()
-        blocking = [
-            asyncio.create_task(turns.run(release.wait, "many", is_long=False))
-            for _ in range(10 * AT_ONCE)
-        ]
-        await asyncio.sleep(0.05)
-        async with asyncio.timeout(30):
-            assert await turns.run(lambda: 5, "one", is_long=False) == 5
-        release.set()
-        await asyncio.gather(*blocking)
-        del blocking
-        await asyncio.sleep(0.05)
-        assert not turns._clients, "forgotten"
-
-    asyncio.run(inside())
+    turns = Turns()
+    blocking = [
+        asyncio.create_task(turns.run(release.wait, "many", is_long=False))
+        for _ in range(10 * AT_ONCE)
+    ]
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(30):
+        assert await turns.run(lambda: 5, "one", is_long=False) == 5
+    release.set()
+    await asyncio.gather(*blocking)
+    del blocking
+    await asyncio.sleep(0.05)
+    assert not turns._clients, "forgotten"

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors.coordinator.events import Event, Left, Verified
+from actors.coordinator.events import Event, Verified
 from actors.coordinator.settings import Limits, Policies
 from cluster.plan.simulator.acceptance import Acceptance, DrafterModel, synthetic
 from cluster.plan.simulator.device import Faults
@@ -85,19 +85,6 @@ def test_plain_decoding_of_one_request_takes_the_cost_models_time() -> None:
     assert served.ttft_s == pytest.approx(prefill)
     assert served.latency_s == pytest.approx(prefill + decode)
     assert served.tpot_s == pytest.approx(decode / 4)
-
-
-def test_a_request_ends_at_the_targets_stop_or_at_max_tokens() -> None:
-    stops = Arrival("r0", 0.0, prompt_tokens=4, output_tokens=7, max_tokens=50)
-    cut = Arrival("r1", 0.0, prompt_tokens=4, output_tokens=70, max_tokens=50)
-    ends: dict[str, tuple[int, str | None]] = {}
-
-    def observe(event: Event) -> None:
-        if isinstance(event, Left):
-            ends[event.view.name] = (event.view.generated, event.finish)
-
-    simulate([stops, cut], cluster("small"), policies(), LIMITS, observe=observe)
-    assert ends == {"r0": (7, "stop"), "r1": (50, "length")}
 
 
 def test_a_perfect_drafter_gains_its_depth_in_every_round() -> None:
