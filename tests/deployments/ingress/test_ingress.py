@@ -230,34 +230,6 @@ async def test_no_client_takes_all_places(app: App) -> None:
     assert (await asked("first", n=6, max_tokens=1)).status_code == 200, "given back"
 
 
-@pytest.mark.parametrize(
-    ("key", "priority_for", "status"),
-    [
-        (None, [], 403),
-        (None, ["*"], 200),
-        ("first", ["first"], 200),
-        ("second", ["first"], 403),
-    ],
-)
-def test_priority_is_for_those_that_the_config_names(
-    key: str | None, priority_for: list[str], status: int
-) -> None:
-    async def test(app: App) -> None:
-        headers = {"Authorization": f"Bearer key of {key}"} if key else {}
-        answers = [
-            await app.client.post(
-                "/v1/completions", json={**PROMPT, "priority": priority}, headers=headers
-            )
-            for priority in (0, 1)
-        ]
-        assert [answer.status_code for answer in answers] == [200, status]
-        if status == 403:
-            assert answers[1].json()["error"]["param"] == "priority"
-
-    keys = {"first": "key of first", "second": "key of second"}
-    run(test, api_keys=keys if key or "first" in priority_for else {}, priority_for=priority_for)
-
-
 @within(http_app, limits={"full_logprobs": 100 * 21})
 async def test_a_full_response_with_too_many_logprobs_is_refused_before_the_work(app: App) -> None:
     fields: dict[str, Any] = {"max_tokens": 100, "logprobs": 20, "n": 2}

@@ -1,6 +1,5 @@
 """What clients of vLLM's server expect beside OpenAI's API, over HTTP in this process."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +7,9 @@ import pytest
 from openai import NotFoundError
 
 from cluster.built_in_models import TARGET, model_path
-from deployments.ingress.tokenizer import Tokens
 from tests.adapters import write_adapter
 from tests.deployments.ingress.answers.test_output_text import ZOO
-from tests.deployments.ingress.scripted import scripted, with_tool_template
+from tests.deployments.ingress.scripted import scripted
 from tests.deployments.ingress.test_ingress import PROMPT, App, events, http_app
 from tests.deployments.local import within
 
@@ -106,14 +104,3 @@ async def test_each_adapter_is_a_model_of_its_own(tmp_path: Path) -> None:
         assert sent == ["mine", "", "mine"]
         with pytest.raises(NotFoundError, match="there is 'target', 'mine'"):
             await client.completions.create(model="yours", prompt="Yes?")
-
-
-def test_a_template_is_given_the_variables_that_it_uses(tmp_path: Path) -> None:
-    template = "{% if thinking %}Think. {% endif %}{{ messages[0].content }}"
-    tokens = Tokens(with_tool_template(tmp_path, template))
-    messages = [{"role": "user", "content": "Hello"}]
-    variables = {"thinking": True, "think": 1}
-    assert tokens.used_variables(variables) == {"thinking": True}
-    for given, text in ((variables, "Think. Hello"), ({}, "Hello")):
-        ids = asyncio.run(tokens.encode_chat(messages, variables=given))
-        assert tokens.decode(ids) == text

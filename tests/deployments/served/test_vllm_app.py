@@ -24,10 +24,10 @@ from tests.deployments.serving import (
     URL,
     eventually,
     is_idle,
-    oracle,
     replicas,
     tokenizer,
 )
+from tests.engine.streams import reference_target
 from tests.identity import Identity
 
 pytestmark = [
@@ -74,9 +74,8 @@ def stream(
 
 def check(received: Sequence[ReceivedStream], asked: Sequence[Mapping[str, Any]]) -> None:
     """Every stream is complete and the oracle's, with the adapter or without."""
-    identities = {
-        TARGET: Identity(oracle()), ADAPTER: Identity(merged(model_path(TARGET), adapter()))
-    }  # fmt: skip
+    with_adapter = merged(model_path(TARGET), adapter())
+    identities = {TARGET: Identity(reference_target()), ADAPTER: Identity(with_adapter)}
     names = SamplingParams.__dataclass_fields__.keys() - {"seed", "ignore_eos"}
     for one, body in zip(received, asked, strict=True):
         assert one.error is None

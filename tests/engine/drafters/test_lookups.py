@@ -72,17 +72,6 @@ def test_the_longest_match_decides() -> None:
     assert Stream("a", tokens).draft(NgramDrafter(), depth=1).tokens.tolist() == [8]
 
 
-def test_confidence_grows_with_the_share_of_matches_and_their_length() -> None:
-    divided = [1, 2, 7, 4, 1, 2, 8, 5, 1, 2, 7, 6, 1, 2]
-    agreed = [1, 2, 7, 4, 1, 2, 7, 5, 1, 2, 7, 6, 1, 2]
-    trees = [Stream("a", one).draft(NgramDrafter(), depth=1) for one in (divided, agreed)]
-    assert [tree.tokens.tolist() for tree in trees] == [[7], [7]]
-    assert 0 < trees[0].confidence[0] < trees[1].confidence[0] < 1
-    (longer,) = Stream("b", [1, 2, 3, 7, 1, 2, 3]).draft(NgramDrafter(), depth=1).confidence
-    (shorter,) = Stream("c", [2, 3, 7, 2, 3]).draft(NgramDrafter(), depth=1).confidence
-    assert longer > shorter
-
-
 def test_the_policy_decides_before_each_level_which_requests_go_on() -> None:
     steps: list[DraftStep] = []
 

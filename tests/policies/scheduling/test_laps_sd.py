@@ -92,16 +92,6 @@ def test_the_round_that_reads_the_prompt_is_no_part_of_the_pace() -> None:
     assert schedule.estimated_s("a") == pytest.approx(100 * (0.04 + 0.06) / (0.5 * 4 + 1))
 
 
-def test_rounds_without_drafts_do_not_count_for_stability() -> None:
-    schedule = schedule_of(STABLE, [view("a")])
-    schedule.observe([outcome("a")], 0.0)
-    for _ in range(5):
-        schedule.observe([outcome("a", drafted=0, depth=0, accepted=0)], 0.0)
-    assert schedule.estimated_s("a") is None
-    schedule.observe([outcome("a")], 0.0)
-    assert schedule.estimated_s("a") is not None
-
-
 def test_without_a_length_prediction_a_request_stays_non_perceptible() -> None:
     request = view("a", predicted_len=None)
     schedule = schedule_of(STABLE, [request])

@@ -237,16 +237,6 @@ def test_specserve_minus_verifies_all_that_was_drafted() -> None:
     assert not selected(SpecServe(), candidates(drafted), round_context(verify=STEEP), 0.0)[0].any()
 
 
-def test_history_is_the_mean_confidence_of_what_was_drafted() -> None:
-    policy = SpecServe()
-    assert policy.mean_confidence("lane") == 0.7
-    selected(policy, by_lane("lane", [0.4, 0.6]), round_context(), 0.0)
-    assert policy.mean_confidence("lane") == pytest.approx(0.5)
-    for _ in range(600):
-        selected(policy, by_lane("lane", [0.9] * 50), round_context(), 0.0)
-    assert policy.mean_confidence("lane") == pytest.approx(0.9, abs=0.02)
-
-
 def by_lane(lane: str, confidence: Sequence[float]) -> list[Candidate]:
     tree = DraftTree.chain(list(range(len(confidence))), list(confidence))
     return [Candidate(view(f"on {lane}"), tree, lanes=[lane])]
