@@ -66,11 +66,7 @@ class Identity:
 
 
 def _scores(
-    logits: reference.Scores,
-    before: list[int],
-    prompt_len: int,
-    params: SamplingParams,
-    seed: int,
+    logits: reference.Scores, before: list[int], prompt_len: int, params: SamplingParams, seed: int
 ) -> reference.Scores:
     """The reference's scores of all tokens after `before`, or of those that a grammar allows."""
     if params.grammar is not None:

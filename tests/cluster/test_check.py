@@ -169,11 +169,7 @@ def test_a_bad_field_and_a_bad_file_end_with_status_1(
             [TWO_GPUS | {"CPU": 0.0}, TWO_GPUS],
             "node:__internal_head__, CPU: ingress needs",
         ),
-        (
-            {},
-            [TWO_GPUS | {"CPU": 0.0}, TWO_GPUS | {"node:__internal_head__": 1.0}],
-            None,
-        ),
+        ({}, [TWO_GPUS | {"CPU": 0.0}, TWO_GPUS | {"node:__internal_head__": 1.0}], None),
         (
             # A replica on the head would leave no room for the ingress, which comes first.
             {"target": {"cpus": 0.95}},

@@ -43,10 +43,7 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
         ("target.model", {"target": {"model": "zoo/nothing"}}),
         ("target.model", {"target": {"model": "/no/such/folder"}}),
         ("target.dtype", {"target": {"dtype": "int8"}}),
-        (
-            "inflate_to: only zoo/target",
-            {"target": {"model": "zoo/tiny", "inflate_to": 10**7}},
-        ),
+        ("inflate_to: only zoo/target", {"target": {"model": "zoo/tiny", "inflate_to": 10**7}}),
         ("target.backend", {"target": {"backend": "sglang"}}),
         ("target.gpus", {"target": {"gpus": -1}}),
         ("target.gpus: 1.5 is more than one GPU", {"target": {"gpus": 1.5}}),
@@ -78,10 +75,7 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
         ("drafters.0: model: ", {"drafters": [{"name": "a"}]}),
         ("drafters.0.name: 'off' is reserved", {"drafters": [TINY | {"name": "off"}]}),
         ("drafters.0.name", {"drafters": [TINY | {"name": "a/b"}]}),
-        (
-            "drafters.1: max_batch: ngram",
-            {"drafters": [TINY, NGRAM | {"max_batch": 4}]},
-        ),
+        ("drafters.1: max_batch: ngram", {"drafters": [TINY, NGRAM | {"max_batch": 4}]}),
         ("drafters.0: past_tokens: .* not ngram", {"drafters": [NGRAM | {"past_tokens": 9}]}),
         ("drafters.0: past_tokens: .* not model", {"drafters": [TINY | {"past_tokens": 9}]}),
         ("drafters.0.past_tokens", {"drafters": [SUFFIX | {"past_tokens": -1}]}),
@@ -97,10 +91,7 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
             {"target": {"quantize": "int8"}, "drafters": [COPY]},
         ),
         ("model: ngram runs no model", {"drafters": [NGRAM | {"model": "zoo/tiny"}]}),
-        (
-            "placement: ngram .* set inline",
-            {"drafters": [NGRAM | {"placement": "actor"}]},
-        ),
+        ("placement: ngram .* set inline", {"drafters": [NGRAM | {"placement": "actor"}]}),
         ("instances: ", {"drafters": [TINY | {"placement": "inline", "instances": 2}]}),
         ("drafters: two of them are named 'ngram'", {"drafters": [NGRAM] * 2}),
         (
@@ -110,16 +101,10 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
                 "drafters": [TINY | {"placement": "inline", "gpus": 0.1}],
             },
         ),
-        (
-            "policies: selection: there is no 'best'",
-            {"policies": {"selection": {"name": "best"}}},
-        ),
+        ("policies: selection: there is no 'best'", {"policies": {"selection": {"name": "best"}}}),
         ("speculation.planner: there is no option 'x'", speculation("planner", x=1)),
         ("speculation.options.max_depth", speculation("planner", max_depth="8")),
-        (
-            "speculation.options.shape.max_width",
-            speculation("adaserve", shape={"max_width": 0.5}),
-        ),
+        ("speculation.options.shape.max_width", speculation("adaserve", shape={"max_width": 0.5})),
         ("policies.pipeline.mode", {"policies": {"pipeline": {"mode": "fastest"}}}),
         ("fairness.starve_after_s", {"policies": {"fairness": {"starve_after_s": "long"}}}),
         (
@@ -136,10 +121,7 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
         ("scaling: max_replicas", {"scaling": {"min_replicas": 2}}),
         ("api_keys.a", {"api_keys": {"a": ""}}),
         ("api_keys.a: after env:", {"api_keys": {"a": "env:MY KEY"}}),
-        (
-            "api_keys: a and b",
-            {"api_keys": {"a": "k-secret", "b": "k-secret", "c": "other"}},
-        ),
+        ("api_keys: a and b", {"api_keys": {"a": "k-secret", "b": "k-secret", "c": "other"}}),
         ("priority_for: 'b'", {"api_keys": {"a": "k-secret"}, "priority_for": ["a", "b"]}),
         ("limits.client_share", {"limits": {"client_share": 0}}),
         ("grpc.port", {"grpc": {"port": 0}}),
@@ -158,11 +140,7 @@ def test_every_bad_field_has_a_line_and_nothing_else_has() -> None:
     """Defaults that follow from a bad field are not reported on top of it."""
     with pytest.raises(ValidationError) as refused:
         AppConfig.model_validate(
-            {
-                "target": {"dtype": "int8"},
-                "drafters": [{"name": "a", "kind": "bigram"}],
-                "x": 1,
-            }
+            {"target": {"dtype": "int8"}, "drafters": [{"name": "a", "kind": "bigram"}], "x": 1}
         )
     fields = [line.partition(":")[0] for line in problems(refused.value)]
     assert fields == ["target.dtype", "drafters.0.kind", "x"]

@@ -16,11 +16,7 @@ from numba.core import caching
 from numba.core.caching import CacheImpl, IndexDataCacheFile, InTreeCacheLocator
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = (
-    "cluster/__init__.py",
-    "cluster/numba_internals.py",
-    "cluster/cache.py",
-)
+FILES = ("cluster/__init__.py", "cluster/numba_internals.py", "cluster/cache.py")
 LOOPS = """
 from numba import njit
 from loops.steps import step

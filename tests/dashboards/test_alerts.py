@@ -30,10 +30,7 @@ class Case(NamedTuple):
 def promises(kept: int, missed: int) -> Series:
     """So many each minute."""
     name = 'promises_total{{replica="r", slo_class="chat", kept="{}"}}'
-    return {
-        name.format("yes"): f"0+{kept}x{FOR_EVER}",
-        name.format("no"): f"0+{missed}x{FOR_EVER}",
-    }
+    return {name.format("yes"): f"0+{kept}x{FOR_EVER}", name.format("no"): f"0+{missed}x{FOR_EVER}"}
 
 
 def responses(status: str, share: int) -> Series:
@@ -88,10 +85,7 @@ CASES = {
     ),
     "SpindleErrorsBurn": Case(responses("500", 2), responses("500", 1)),
     "SpindleRefusesRequests": Case(responses("429", 10), responses("429", 4)),
-    "SpindleQueueGrows": Case(
-        load(waiting="0+1x60"),
-        load(waiting="70-1x60"),
-    ),
+    "SpindleQueueGrows": Case(load(waiting="0+1x60"), load(waiting="70-1x60")),
     "SpindleVerifierDown": Case(
         {'down{replica="r", host="verifier"}': "0x58 1x3"},
         {'down{replica="r", host="verifier"}': "0x60", 'down{replica="r", host="tiny"}': "1x60"},
@@ -118,8 +112,7 @@ CASES = {
         TINY,
     ),
     "SpindleReplicasFlap": Case(
-        {"replicas_lost_total": "0x40 1x5 2x5 3x20"},
-        {"replicas_lost_total": "0x40 1x5 2x25"},
+        {"replicas_lost_total": "0x40 1x5 2x5 3x20"}, {"replicas_lost_total": "0x40 1x5 2x25"}
     ),
     "SpindleMetricsMissing": Case(
         {"running": "1x60"}, {'forwards_total{replica="r"}': "0+1x60"}, {}

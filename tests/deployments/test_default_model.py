@@ -69,10 +69,7 @@ def expected() -> list[list[int]]:
 
 def params(body: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(
-        temperature=body["temperature"],
-        max_tokens=MAX_TOKENS,
-        seed=body["seed"],
-        ignore_eos=True,
+        temperature=body["temperature"], max_tokens=MAX_TOKENS, seed=body["seed"], ignore_eos=True
     )
 
 

@@ -19,22 +19,9 @@ from ray import serve
 from ray._private.metrics_agent import PrometheusServiceDiscoveryWriter
 from ray._private.ray_constants import PROMETHEUS_SERVICE_DISCOVERY_FILE
 
-from deployments.metrics import (
-    ACCEPTED,
-    HISTOGRAMS,
-    INGRESS_HISTOGRAMS,
-    OF_INGRESS,
-    OF_REPLICA,
-)
+from deployments.metrics import ACCEPTED, HISTOGRAMS, INGRESS_HISTOGRAMS, OF_INGRESS, OF_REPLICA
 from tests.dashboards.promtool import ALERTS, BOARDS, ROOT, exported, program, queries
-from tests.deployments.serving import (
-    ARGS,
-    METRICS_URL,
-    PROMPT,
-    URL,
-    application,
-    eventually,
-)
+from tests.deployments.serving import ARGS, METRICS_URL, PROMPT, URL, application, eventually
 
 PROMETHEUS_PORT = 8240
 STREAMS = 8

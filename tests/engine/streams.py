@@ -18,16 +18,7 @@ from engine.drafters.model import ModelDrafter, make_runner
 from engine.drafters.runner import PackedRunner
 from engine.grammar.spec import OutputGrammar
 from engine.model import PackedModel
-from engine.protocol import (
-    Commit,
-    Drafter,
-    Failed,
-    Missing,
-    NoRoom,
-    Verdict,
-    Verifier,
-    VerifyOrder,
-)
+from engine.protocol import Commit, Drafter, Failed, Missing, NoRoom, Verdict, Verifier, VerifyOrder
 from engine.sampling.params import SamplingParams
 from tests.engine.grammar.oracle import grammars
 from tests.identity import Identity

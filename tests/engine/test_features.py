@@ -14,12 +14,7 @@ from engine.drafters.runner import PackedRunner
 from engine.feature_buffer import FeatureBuffer
 from engine.hidden_states import HiddenStates, as_tensor
 from engine.model import PackedModel
-from engine.protocol import (
-    Commit,
-    FeatureRange,
-    Features,
-    Verdict,
-)
+from engine.protocol import Commit, FeatureRange, Features, Verdict
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
 from tests import reference

@@ -21,15 +21,7 @@ from engine.sampling.sampler import Row, choose
 from engine.verifiers.native import NativeVerifier
 from tests.engine.grammar.oracle import grammars
 from tests.engine.kv import integrity
-from tests.engine.streams import (
-    AMPLE,
-    DRAFTERS,
-    TIGHT,
-    Request,
-    check,
-    reference_target,
-    serve,
-)
+from tests.engine.streams import AMPLE, DRAFTERS, TIGHT, Request, check, reference_target, serve
 from tests.identity import Identity
 from tests.pairwise import Case, covering, one_at_a_time
 

@@ -42,12 +42,7 @@ def shipped_head(name: str) -> Drafter:
 
 def copy_of_target() -> Drafter:
     return load_quantized(
-        "copy",
-        smollm2_path(),
-        dtype=None,
-        device="cpu",
-        kv_tokens=2048,
-        target_vocab_size=49_152,
+        "copy", smollm2_path(), dtype=None, device="cpu", kv_tokens=2048, target_vocab_size=49_152
     ).drafter
 
 

@@ -64,9 +64,7 @@ def test_merge_is_the_union_of_paths_with_the_best_confidence(
 
 @SEEDED
 @given(st.lists(FORESTS, max_size=3))
-def test_the_best_chain_has_the_most_expected_tokens(
-    proposed: list[list[DraftTree]],
-) -> None:
+def test_the_best_chain_has_the_most_expected_tokens(proposed: list[list[DraftTree]]) -> None:
     merged = [tree for tree, _ in merged_each(proposed)]
     flat = flatten(merged)
     for tree, chain in zip(merged, split(prune_each(flat, best_chains(flat))), strict=True):

@@ -8,13 +8,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from actors.coordinator.estimates import Costs, Estimates
-from actors.coordinator.events import (
-    CaughtUp,
-    Event,
-    FeaturesLost,
-    LaneDown,
-    Verified,
-)
+from actors.coordinator.events import CaughtUp, Event, FeaturesLost, LaneDown, Verified
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
 from cluster.plan.simulator.clock import run
@@ -92,8 +86,7 @@ class Served:
             lanes,
             Policies(options.get("schedule") or fcfs(), Touring(self._stay), Fixed()),
             Estimates(
-                Costs(ForwardCost(0, 1e-5, 0.01), costs, 64, {}, 64),
-                [lane.view for lane in lanes],
+                Costs(ForwardCost(0, 1e-5, 0.01), costs, 64, {}, 64), [lane.view for lane in lanes]
             ),
             options.get("limits", Limits(max_batch=4, kv_tokens=1024)),
             observe=self.events.append,

@@ -457,8 +457,7 @@ async def test_new_micro_batch_parameters_apply_to_the_next_micro_batches() -> N
     await asyncio.sleep(0.2)
     assert len(service.seen(Verified)[-1].outcomes) == 4
     service.coordinator.use(
-        Policies(service.schedule, service.selection, Fixed()),
-        MicroBatchParams(parts=2),
+        Policies(service.schedule, service.selection, Fixed()), MicroBatchParams(parts=2)
     )
     await asyncio.sleep(0.1)
     assert [len(round.outcomes) for round in service.seen(Verified)[-4:]] == [2] * 4

@@ -9,13 +9,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.loop import Coordinator
@@ -229,11 +223,7 @@ class Scenarios(RuleBasedStateMachine):
         parts=st.sampled_from([None, 1, 2]),
     )
     def change_policies(
-        self,
-        schedule: str,
-        selection: str,
-        speculation: str,
-        parts: int | None,
+        self, schedule: str, selection: str, speculation: str, parts: int | None
     ) -> None:
         async def change() -> None:
             policies = self._policies(schedule, selection, speculation)

@@ -32,10 +32,7 @@ from tests.engine.streams import questions, reference_target
 from tests.identity import Identity
 from tests.pairwise import Case, covering, one_at_a_time
 
-PIPELINES = {
-    "searched": MicroBatchParams(),
-    "halves": MicroBatchParams(parts=2),
-}
+PIPELINES = {"searched": MicroBatchParams(), "halves": MicroBatchParams(parts=2)}
 FACTORS = {
     "selection": ("hedge", *(name for name in SELECTIONS if name != "hedge")),
     "speculation": ("planner", *(name for name in SPECULATIONS if name != "planner")),

@@ -23,11 +23,7 @@ from engine.drafters.runner import PackedRunner
 from engine.errors import SpindleError
 from engine.kv.cache import KVCache
 from engine.model import PackedModel
-from engine.protocol import (
-    Prefix,
-    Start,
-    VerifyOrder,
-)
+from engine.protocol import Prefix, Start, VerifyOrder
 from engine.request import ServedRequest
 from engine.sampling.params import SamplingParams
 from engine.soft_state import EMPTY_HASH
@@ -76,9 +72,7 @@ _numbers = itertools.count()
 
 
 async def served(
-    fleet: Fleet,
-    prompts: list[list[int]],
-    poisons: int = 0,
+    fleet: Fleet, prompts: list[list[int]], poisons: int = 0
 ) -> tuple[list[Stream | SpindleError], list[Event]]:
     """The healthy streams, then those of the poisons, which are submitted in between, then one that
     is submitted last."""

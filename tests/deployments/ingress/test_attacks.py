@@ -174,10 +174,7 @@ UNPARSED = [
     (b"\xff", "cannot be read as JSON; send"),
     (b"[" * 8000, "cannot be read as JSON; send"),
     (b'{"a": ' + b"9" * 5000 + b"}", "has a number of more than 1000 digits; shorten it"),
-    (
-        b'{"a":[' + b"0," * (2**18 + 1) + b"0]}",
-        "has more than 262144 values; send less at once",
-    ),
+    (b'{"a":[' + b"0," * (2**18 + 1) + b"0]}", "has more than 262144 values; send less at once"),
     (b'{"a":[' + b"[]," * 2**16 + b"0]}", "has more than 65536 lists, objects and members"),
     (b"[" + b'"",' * 2**18 + b'"",0]', "has more than 262144 texts; send less at once"),
 ]

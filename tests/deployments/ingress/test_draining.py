@@ -50,8 +50,7 @@ async def test_a_stream_that_takes_too_long_ends_with_an_error(app: App, n: int)
 
 @within(http_app)
 async def test_a_request_that_was_on_its_way_when_the_stop_began_is_refused(
-    app: App,
-    monkeypatch: pytest.MonkeyPatch,
+    app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checking = asyncio.Event()
     ready = app.api.ready

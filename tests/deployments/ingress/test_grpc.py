@@ -110,8 +110,7 @@ async def test_errors_are_grpc_statuses_that_name_the_field(app: GrpcApp) -> Non
 
 @within(grpc_app)
 async def test_health_needs_no_key_and_tells_whether_a_replica_serves(
-    app: GrpcApp,
-    monkeypatch: pytest.MonkeyPatch,
+    app: GrpcApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreachable(*_: Any) -> asyncio.Future[Any]:
         return asyncio.get_running_loop().create_future()

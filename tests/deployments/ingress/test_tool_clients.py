@@ -15,19 +15,11 @@ import pytest
 from openai import AsyncOpenAI
 from openai.lib._tools import pydantic_function_tool
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
-from openai.types.responses import (
-    FunctionToolParam,
-    ResponseInputParam,
-    ResponseStreamEvent,
-)
+from openai.types.responses import FunctionToolParam, ResponseInputParam, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from tests.deployments.ingress.parsing.test_formats import CALLS, PARIS
-from tests.deployments.ingress.scripted import (
-    ScriptedReplicas,
-    scripted,
-    with_tool_template,
-)
+from tests.deployments.ingress.scripted import ScriptedReplicas, scripted, with_tool_template
 from tests.deployments.local import within
 
 ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Weather?"}]
@@ -352,10 +344,7 @@ async def test_a_streamed_response_is_the_whole_one(app: ToolsApp) -> None:
         "reasoning", "message", "function_call", "function_call"
     ]  # fmt: skip
     async with client.responses.stream(
-        model="target",
-        input="Weather?",
-        instructions="Be brief.",
-        tools=FUNCTIONS,
+        model="target", input="Weather?", instructions="Be brief.", tools=FUNCTIONS
     ) as stream:
         snapshots = [
             event.snapshot async for event in stream if event.type == "response.output_text.delta"

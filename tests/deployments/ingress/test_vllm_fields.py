@@ -89,10 +89,7 @@ async def test_each_adapter_is_a_model_of_its_own(tmp_path: Path) -> None:
     base = model_path(TARGET)
     folder = write_adapter(tmp_path / "mine", base, seed=0)
     modules = {"mine": str(folder)}
-    async with scripted(base, "Yes.", backend="vllm", lora_modules=modules) as (
-        client,
-        replicas,
-    ):
+    async with scripted(base, "Yes.", backend="vllm", lora_modules=modules) as (client, replicas):
         models = {one.id: one.to_dict().get("parent") async for one in client.models.list()}
         assert models == {"target": None, "mine": "target"}
         answer = await client.completions.create(model="mine", prompt="Yes?")

@@ -5,12 +5,7 @@ from typing import Any
 
 import pytest
 
-from actors.coordinator.events import (
-    CaughtUp,
-    Drafted,
-    Verified,
-    VerifiedTrees,
-)
+from actors.coordinator.events import CaughtUp, Drafted, Verified, VerifiedTrees
 from deployments.replica.live import LiveNumbers
 from policies.flat_trees import flatten
 from policies.request import LaneView, RoundOutcome

@@ -19,14 +19,7 @@ from tests.actors.hosts.cluster import processes
 from tests.adapters import merged
 from tests.deployments.killing import Kill
 from tests.deployments.served.application import ADAPTER, KEYS, adapter
-from tests.deployments.serving import (
-    PROMPT,
-    URL,
-    eventually,
-    is_idle,
-    replicas,
-    tokenizer,
-)
+from tests.deployments.serving import PROMPT, URL, eventually, is_idle, replicas, tokenizer
 from tests.engine.streams import reference_target
 from tests.identity import Identity
 

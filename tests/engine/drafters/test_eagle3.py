@@ -343,12 +343,7 @@ def test_in_fewer_bits_it_drafts_about_the_same(checkpoint: Path, int8: bool) ->
     dtype = torch.float32 if int8 else torch.bfloat16
     head = Eagle3Head.load(checkpoint, "cpu", dtype, int8=int8)
     assert isinstance(head.lm_head, Int8Linear) == int8
-    rounded = Eagle3Drafter(
-        "head",
-        head,
-        kv_tokens=1024,
-        target_vocab_size=VOCAB,
-    )
+    rounded = Eagle3Drafter("head", head, kv_tokens=1024, target_vocab_size=VOCAB)
     same = 0
     for seed in range(20):
         drafts = [

@@ -88,10 +88,7 @@ def test_a_head_is_judged_by_what_it_drafts_and_drafts_what_it_learned(
     assert after > 1.2 * before
 
     served = Eagle3Drafter(
-        "head",
-        Eagle3Head.load(path, "cpu", torch.float32),
-        kv_tokens=4096,
-        target_vocab_size=VOCAB,
+        "head", Eagle3Head.load(path, "cpu", torch.float32), kv_tokens=4096, target_vocab_size=VOCAB
     )
     some = lessons(4, seed=99)
     frozen = trainable(path)

@@ -10,14 +10,7 @@ from scipy.stats import chisquare
 
 from engine.sampling.noise import gumbel
 from engine.sampling.params import SamplingParams
-from engine.sampling.sampler import (
-    Row,
-    adjust,
-    candidates,
-    choose,
-    logprobs,
-    row_params,
-)
+from engine.sampling.sampler import Row, adjust, candidates, choose, logprobs, row_params
 from engine.sampling.torch_kernels import perturbed_top_torch
 from engine.sampling.vocabulary import ReducedVocabulary
 from policies.ranges import REPETITION_PENALTY, TEMPERATURE, TOP_K

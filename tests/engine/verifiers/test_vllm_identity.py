@@ -14,14 +14,7 @@ import torch
 
 from engine.protocol import Failed, Missing, NoRoom, Verdict, VerifyOrder
 from engine.sampling.sampler import Row, choose
-from tests.engine.streams import (
-    DRAFTERS,
-    Request,
-    WrappedVerifier,
-    check,
-    reference_target,
-    serve,
-)
+from tests.engine.streams import DRAFTERS, Request, WrappedVerifier, check, reference_target, serve
 from tests.engine.verifiers.backends import AMPLE, TIGHT, vllm
 from tests.identity import Identity
 from tests.pairwise import Case, covering, one_at_a_time

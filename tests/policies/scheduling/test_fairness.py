@@ -139,9 +139,7 @@ def test_a_request_held_back_by_the_coordinator_does_not_count_as_waiting() -> N
 
 @each_schedule
 @settings(deadline=None, derandomize=True)
-@given(
-    requests=st.lists(st.tuples(st.integers(0, 2), st.floats(1, 50)), max_size=10),
-)
+@given(requests=st.lists(st.tuples(st.integers(0, 2), st.floats(1, 50)), max_size=10))
 def test_higher_priorities_go_first_and_each_keeps_the_inner_order(
     make: Callable[[], Schedule], requests: list[tuple[int, float]]
 ) -> None:

@@ -102,9 +102,7 @@ def test_a_request_without_a_value_gets_the_median_rank() -> None:
 
 
 @given(st.lists(st.none() | st.floats(allow_nan=False), min_size=6, max_size=6))
-def test_no_answer_changes_anything_but_the_order(
-    values: list[float | None],
-) -> None:
+def test_no_answer_changes_anything_but_the_order(values: list[float | None]) -> None:
     schedule = arrived(SelfRankedParams(batch=6), 6)
     schedule.answer(due(schedule, 0.0), values)
     assert sorted(schedule.pick(views(6), [], 6, 0.0)) == [each.name for each in views(6)]

@@ -27,11 +27,7 @@ class Rounds:
     """The coordinator's side: rounds with drafts of four tokens, and reads of sixteen. A
     verification takes 20 ms, a draft step 1 ms."""
 
-    def __init__(
-        self,
-        lanes: Sequence[LaneView] = AB,
-        context: RoundContext | None = None,
-    ) -> None:
+    def __init__(self, lanes: Sequence[LaneView] = AB, context: RoundContext | None = None) -> None:
         self.lanes = lanes
         self.context = context or round_context(lanes)
         self.hedge = Hedge()

@@ -22,11 +22,7 @@ class Played:
 
 
 def plan_alone(
-    policy: Speculation,
-    batch: Sequence[RequestView],
-    lane: str,
-    context: RoundContext,
-    now: float,
+    policy: Speculation, batch: Sequence[RequestView], lane: str, context: RoundContext, now: float
 ) -> DraftPlan:
     """The plan of a round with this lane's requests only."""
     [plan] = policy.plan([LaneBatch(lane, batch)], context, now)
@@ -71,10 +67,7 @@ def play(
 
 
 def draft(
-    plan: DraftPlan,
-    batch: Sequence[RequestView],
-    accepted: float,
-    context: RoundContext,
+    plan: DraftPlan, batch: Sequence[RequestView], accepted: float, context: RoundContext
 ) -> tuple[list[int], float]:
     """The drafter's loop over chains: the length of each, and the seconds of all steps."""
     length = {one.name: 0 for one in batch}

@@ -7,20 +7,9 @@ from hypothesis import strategies as st
 from policies.cost import ForwardCost
 from policies.estimates.online_cost import RefinedCost
 from policies.flat_trees import flatten
-from policies.speculation.forest import (
-    budgeted_draft_room,
-    draft_room,
-    forest_of,
-    verify_seconds,
-)
+from policies.speculation.forest import budgeted_draft_room, draft_room, forest_of, verify_seconds
 from policies.tree import DraftTree
-from tests.policies.speculation.rounds import (
-    SEEDED,
-    by_tree,
-    is_whole,
-    round_context,
-    trees,
-)
+from tests.policies.speculation.rounds import SEEDED, by_tree, is_whole, round_context, trees
 
 FORESTS = st.lists(trees(), max_size=5)
 

@@ -58,8 +58,7 @@ async def test_a_delta_whose_prefix_is_not_held_is_missing_and_other_orders_are_
 
 
 @pytest.mark.parametrize(
-    ("prompt", "depth", "forwards"),
-    [(3, 1, 1), (3, 4, 4), (600, 4, 5), (1100, 0, 3), (1, 0, 0)],
+    ("prompt", "depth", "forwards"), [(3, 1, 1), (3, 4, 4), (600, 4, 5), (1100, 0, 3), (1, 0, 0)]
 )
 async def test_a_draft_takes_as_many_forwards_as_a_real_one(
     prompt: int, depth: int, forwards: int

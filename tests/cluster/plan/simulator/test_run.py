@@ -13,13 +13,7 @@ from actors.coordinator.settings import Limits, Policies
 from cluster.plan.simulator.acceptance import Acceptance, DrafterModel, synthetic
 from cluster.plan.simulator.device import Faults
 from cluster.plan.simulator.outputs import TargetOutput
-from cluster.plan.simulator.run import (
-    Cluster,
-    DrafterSpec,
-    MakePolicies,
-    WrongOutput,
-    simulate,
-)
+from cluster.plan.simulator.run import Cluster, DrafterSpec, MakePolicies, WrongOutput, simulate
 from cluster.plan.simulator.run_report import Report
 from cluster.plan.simulator.verifier import KvMemory
 from cluster.plan.simulator.workload import Arrival, Lengths, draw, poisson
@@ -170,9 +164,7 @@ def test_a_closed_loop_keeps_as_many_requests_running_as_clients() -> None:
     assert {one.started_s for one in report.served} <= ends
 
 
-def test_a_verifier_that_is_off_by_one_position_raises(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_verifier_that_is_off_by_one_position_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     right = TargetOutput.upto
     monkeypatch.setattr(TargetOutput, "upto", lambda self, end: right(self, end + 1)[1:])
     with pytest.raises(WrongOutput):

@@ -84,10 +84,7 @@ async def test_a_long_prompt_is_prefilled_in_chunks_and_yields_no_token_before_i
 
 def test_where_each_draft_token_reads_the_context_again_time_grows_by_it() -> None:
     async def seconds(rereads: bool, drafts: int) -> float:
-        host, stream = (
-            verifier(ForwardCost(1.0, 0.0, 0.0), rereads=rereads),
-            Stream("a", [1] * 9),
-        )
+        host, stream = (verifier(ForwardCost(1.0, 0.0, 0.0), rereads=rereads), Stream("a", [1] * 9))
         await verify(host, stream)
         before = asyncio.get_running_loop().time()
         await verify(host, stream, DraftTree.chain([1] * drafts))

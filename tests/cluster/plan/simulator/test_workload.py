@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau
 
-from cluster.plan.simulator.workload import (
-    Floats,
-    Lengths,
-    bursty,
-    draw,
-    poisson,
-    predict_lengths,
-)
+from cluster.plan.simulator.workload import Floats, Lengths, bursty, draw, poisson, predict_lengths
 
 
 @pytest.mark.parametrize(("arrive", "variation"), [(poisson, 1.0), (bursty, 3.0)])

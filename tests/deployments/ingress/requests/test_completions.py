@@ -269,15 +269,9 @@ def test_a_completions_own_refusals(field: str, fields: dict[str, Any]) -> None:
         ("structured_outputs", {"structured_outputs": {"regex": "a", "choice": ["a"]}}),
         (
             "structured_outputs",
-            {
-                "structured_outputs": {"regex": "a"},
-                "response_format": {"type": "json_object"},
-            },
+            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
         ),
-        (
-            "continue_final_message",
-            {"continue_final_message": True, "add_generation_prompt": True},
-        ),
+        ("continue_final_message", {"continue_final_message": True, "add_generation_prompt": True}),
         ("chat_template_kwargs", {"chat_template_kwargs": {"tokenize": False}}),
     ],
 )

@@ -15,14 +15,7 @@ from policies.speculation.planner.best_prefix import Items, Requests, best_prefi
 from policies.speculation.planner.select import _best_nodes
 from policies.speculation.slo import TimeCaps
 from policies.tree import DraftTree
-from tests.policies.speculation.rounds import (
-    SEEDED,
-    all_selections,
-    by_tree,
-    gain,
-    is_whole,
-    trees,
-)
+from tests.policies.speculation.rounds import SEEDED, all_selections, by_tree, gain, is_whole, trees
 
 FORESTS = st.lists(trees(nodes=4), min_size=1, max_size=3)
 
