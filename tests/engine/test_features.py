@@ -14,7 +14,7 @@ from engine.drafters.runner import PackedRunner
 from engine.feature_buffer import FeatureBuffer
 from engine.hidden_states import HiddenStates, as_tensor
 from engine.model import PackedModel
-from engine.protocol import Commit, FeatureRange, Features, Verdict
+from engine.protocol import FeatureRange, Features, Verdict
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
 from tests import reference
@@ -23,6 +23,7 @@ from tests.engine.drafters.feature_reader import FeatureReader, check_features, 
 from tests.engine.families import SUPPORTED, build
 from tests.engine.test_model import chain
 from tests.engine.verifiers.orders import order, verdict
+from tests.identity import joined
 
 LAYERS = (2, 0, 1)
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -82,18 +83,11 @@ def test_drafters_get_the_features_of_all_they_read_and_outputs_stay(
     )
     reader = FeatureReader(inner, LAYERS)
     verifier = NativeVerifier(PackedModel(target(), kv_tokens=kv_tokens))
-    streams: dict[str, list[int]] = {}
-    commits = 0
-    for commit in generate(
-        verifier, PROMPTS, params, drafter=reader, depth=4, width=2, chunk=chunk
-    ):
-        assert isinstance(commit, Commit)
-        streams.setdefault(commit.request, []).extend(commit.token_ids)
-        commits += 1
-    assert streams == {
-        str(number): reference.generate(eager, prompt, params, params.seed or 0)
-        for number, prompt in enumerate(PROMPTS)
-    }
+    served = generate(verifier, PROMPTS, params, drafter=reader, depth=4, width=2, chunk=chunk)
+    streams, commits = joined(served, len(PROMPTS))
+    assert streams == [
+        reference.generate(eager, prompt, params, params.seed or 0) for prompt in PROMPTS
+    ]
     check_features(reader, eager)
     assert commits < 0.7 * len(PROMPTS) * params.max_tokens
 

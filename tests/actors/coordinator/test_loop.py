@@ -47,6 +47,7 @@ from tests.actors.coordinator.fake_hosts import Lost, PacedDrafter, PacedVerifie
 from tests.actors.coordinator.policies import Touring
 from tests.checkpoints import CONTEXT, VOCAB, blurred, llama
 from tests.engine.kv import integrity
+from tests.identity import joined
 
 Kind = TypeVar("Kind", bound=Event)
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -147,11 +148,7 @@ async def read(stream: Stream, pause_s: float = 0.0) -> list[int]:
 
 
 def plainly(prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
-    streams: list[list[int]] = [[] for _ in prompts]
-    for event in generate(make_verifier(), prompts, params):
-        assert isinstance(event, Commit)
-        streams[int(event.request)] += event.token_ids
-    return streams
+    return joined(generate(make_verifier(), prompts, params), len(prompts))[0]
 
 
 async def serve_all(service: Service, params: Sequence[SamplingParams] = PARAMS) -> list[list[int]]:

@@ -23,7 +23,7 @@ from engine.drafters.eagle3 import Eagle3Drafter
 from engine.drafters.eagle3_head import Eagle3Head
 from engine.errors import IncompatibleDrafter
 from engine.model import PackedModel
-from engine.protocol import Commit, Draft, DraftOrder, Features, Missing
+from engine.protocol import Draft, DraftOrder, Features, Missing
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
 from tests import reference
@@ -40,6 +40,7 @@ from tests.engine.drafters.eagle3_heads import (
     write_head,
 )
 from tests.engine.drafters.orders import Stream, assert_equal, beam_search
+from tests.identity import joined
 
 WIDTH = len(LAYERS) * HIDDEN
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -212,16 +213,12 @@ def test_outputs_equal_the_references(
     """Also in a pool that is too small for the requests, which then lack features."""
     drafter = make(checkpoint, kv_tokens)
     verifier = NativeVerifier(PackedModel(target(), kv_tokens=1024))
-    streams: dict[str, list[int]] = {}
-    for commit in generate(verifier, PROMPTS, params, drafter=drafter, depth=3, width=width):
-        assert isinstance(commit, Commit)
-        streams.setdefault(commit.request, []).extend(commit.token_ids)
+    served = generate(verifier, PROMPTS, params, drafter=drafter, depth=3, width=width)
     eager = target()
     eager.set_attn_implementation("eager")
-    assert streams == {
-        str(number): reference.generate(eager, prompt, params, params.seed or 0)
-        for number, prompt in enumerate(PROMPTS)
-    }
+    assert joined(served, len(PROMPTS))[0] == [
+        reference.generate(eager, prompt, params, params.seed or 0) for prompt in PROMPTS
+    ]
 
 
 def test_a_head_that_knows_the_targets_next_token_but_one_is_accepted(tmp_path: Path) -> None:
@@ -254,13 +251,10 @@ def test_a_head_that_knows_the_targets_next_token_but_one_is_accepted(tmp_path: 
     write_head(path, weights, settings)
     drafter = make(path)
     verifier = NativeVerifier(PackedModel(model, kv_tokens=1024))
-    commits = [
-        commit
-        for commit in generate(verifier, PROMPTS, GREEDY, drafter=drafter, depth=1)
-        if isinstance(commit, Commit)
-    ]
+    served = generate(verifier, PROMPTS, GREEDY, drafter=drafter, depth=1)
+    _, commits = joined(served, len(PROMPTS))
     # The first token comes without a draft.
-    assert len(commits) <= len(PROMPTS) * (1 + GREEDY.max_tokens // 2)
+    assert commits <= len(PROMPTS) * (1 + GREEDY.max_tokens // 2)
 
 
 def worker_of(head: Path, its_target: Path) -> DrafterWorker:

@@ -14,7 +14,7 @@ from engine.drafters.model import ModelDrafter
 from engine.drafters.runner import PackedRunner
 from engine.errors import UnsupportedVLLM
 from engine.model import PackedModel
-from engine.protocol import Commit, FeatureRange, Features
+from engine.protocol import FeatureRange, Features
 from engine.sampling.params import SamplingParams
 from engine.verifiers.vllm.loading import VllmSpec, engine_config, load_vllm
 from tests.engine.drafters.feature_reader import FeatureReader, check_features, stock_features
@@ -22,7 +22,7 @@ from tests.engine.families import SUPPORTED, build
 from tests.engine.streams import END, questions, reference_target, zoo_model
 from tests.engine.verifiers.backends import AMPLE, EAGER, TIGHT
 from tests.engine.verifiers.orders import order, verdict
-from tests.identity import Identity
+from tests.identity import assert_identical, joined
 
 if TYPE_CHECKING:  # imports vLLM, which takes every process that collects tests seconds
     from engine.verifiers.vllm.verifier import VllmVerifier
@@ -54,20 +54,11 @@ def test_drafters_get_the_features_of_all_they_read_and_outputs_stay(
     vocab_size = reference_target().config.vocab_size
     reader = FeatureReader(ModelDrafter("small", small, target_vocab_size=vocab_size), LAYERS)
     prompts = questions(shared=True)
-    streams: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
-    commits = 0
-    for commit in generate(
-        verifier(kv_tokens), prompts, params, drafter=reader, depth=4, chunk=chunk
-    ):
-        assert isinstance(commit, Commit)
-        streams[commit.request].extend(commit.token_ids)
-        commits += 1
-    identity = Identity(reference_target())
-    for prompt, stream in zip(prompts, streams.values(), strict=True):
-        identity.check(prompt, stream, params, seed=7)
-    identity.finish()
+    served = generate(verifier(kv_tokens), prompts, params, drafter=reader, depth=4, chunk=chunk)
+    streams, commits = joined(served, len(prompts))
+    assert_identical(reference_target(), prompts, streams, [params] * len(prompts))
     check_features(reader, reference_target(), CLOSE)
-    assert commits < 0.9 * sum(map(len, streams.values()))
+    assert commits < 0.9 * sum(map(len, streams))
 
 
 def test_a_hit_of_the_prefix_cache_ends_where_features_are_wanted() -> None:
