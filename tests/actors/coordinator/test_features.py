@@ -1,7 +1,7 @@
 """Features through the coordinator, in virtual time: what lanes are sent, lose and do without."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -90,15 +90,23 @@ class Served:
             ),
             options.get("limits", Limits(max_batch=4, kv_tokens=1024)),
             observe=self.events.append,
+            lessons=options.get("lessons"),
         )
+        teachers: Mapping[int, str] = options.get("teachers", {})
 
         async def client(number: int) -> list[int]:
             await asyncio.sleep(0.015 * number)
-            return await read(coordinator.submit(str(number), prompts[number], PARAMS[number]))
+            who = {"tenant": teachers.get(number, ""), "may_teach": number in teachers}
+            submitted = coordinator.submit(str(number), prompts[number], PARAMS[number], **who)
+            return await read(submitted)
 
+        learning = asyncio.create_task(options.get("learning", asyncio.sleep)(3600))
         prompts = options.get("prompts", PROMPTS)
         self.streams = list(await asyncio.gather(*map(client, range(len(prompts)))))
-        await asyncio.sleep(1)
+        self.took_s = asyncio.get_running_loop().time()
+        await asyncio.sleep(60)
+        assert not learning.done()
+        learning.cancel()
         await coordinator.close()
 
     def _verifier(self) -> NativeVerifier:

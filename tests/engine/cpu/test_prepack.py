@@ -62,24 +62,15 @@ class Doubled(nn.Linear):
         return 2 * super().forward(rows)
 
 
-def empty(out: int, features: int) -> nn.Linear:
-    layer = nn.Linear(4, 4)
-    layer.weight = nn.Parameter(torch.empty(out, features))
-    return layer
-
-
 @pytest.mark.parametrize(
     "layer",
     [
-        nn.Linear(4, 4, device="meta"),  # any device but the CPU
+        nn.Linear(4, 4, device="meta"),
         linear(4, 4, torch.float16),
-        linear(4, 4, torch.float64),
-        empty(4, 0),
-        empty(0, 4),
         Doubled(4, 4),
         nn.Embedding(4, 4),
     ],
-    ids=["device", "half", "double", "no input", "no output", "subclass", "no linear"],
+    ids=["device", "half", "subclass", "no linear"],
 )
 def test_what_cannot_be_packed_stays_as_it_is(layer: nn.Module) -> None:
     assert not can_pack(layer)

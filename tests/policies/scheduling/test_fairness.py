@@ -4,13 +4,15 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.baselines.scheduling import Las, lp_sjf
+from lab.baselines.scheduling import lp_sjf
+from policies.catalogue import SCHEDULES, make_schedule
 from policies.protocols import Schedule
 from policies.request import RoundOutcome, Slo
 from policies.scheduling import fairness
@@ -18,19 +20,12 @@ from policies.scheduling.default import DefaultSchedule
 from policies.scheduling.fairness import FairnessParams, FairSchedule
 from policies.scheduling.fcfs import fcfs
 from policies.scheduling.laps_sd import LapsSd
-from policies.scheduling.self_ranked import SelfRanked
 from tests.policies.scheduling.server import Job, Served, serve
 from tests.policies.scheduling.workload import view
 
-SCHEDULES: dict[str, Callable[[], Schedule]] = {
-    "fcfs": fcfs,
-    "lp_sjf": lp_sjf,
-    "las": Las,
-    "laps_sd": LapsSd,
-    "self_ranked": SelfRanked,
-    "default": DefaultSchedule,
-}
-each_schedule = pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES)
+each_schedule = pytest.mark.parametrize(
+    "make", [partial(make_schedule, name) for name in SCHEDULES], ids=SCHEDULES
+)
 
 
 @st.composite
@@ -79,12 +74,14 @@ def continuous_short_jobs(long_job: Job) -> list[Job]:
     return [long_job, *(Job(f"s{i:03}", 0.2 * i, 3, predicted_len=3) for i in range(300))]
 
 
-@pytest.mark.parametrize("name", ["lp_sjf", "las", "laps_sd", "default"])
-def test_a_job_that_starves_under_a_schedule_does_not_in_fair_schedule(name: str) -> None:
+@pytest.mark.parametrize("make", [lp_sjf, Las, LapsSd, DefaultSchedule])
+def test_a_job_that_starves_under_a_schedule_does_not_in_fair_schedule(
+    make: Callable[[], Schedule],
+) -> None:
     long_job = Job("long_job", 0.1, 100, predicted_len=100)
     params = FairnessParams(starve_after_s=2.0)
-    alone = serve(SCHEDULES[name](), continuous_short_jobs(long_job))
-    inside = serve(FairSchedule(SCHEDULES[name](), params), continuous_short_jobs(long_job))
+    alone = serve(make(), continuous_short_jobs(long_job))
+    inside = serve(FairSchedule(make(), params), continuous_short_jobs(long_job))
     assert alone.longest_wait_s["long_job"] > 30
     assert inside.longest_wait_s["long_job"] <= bound_s(params, inside, 1)
     assert inside.longest_wait_s["long_job"] < 24

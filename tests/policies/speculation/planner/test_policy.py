@@ -273,13 +273,6 @@ def test_only_requests_for_which_lookups_pay_are_looked_up() -> None:
     assert drafted[1:].max() < 200
 
 
-@pytest.mark.parametrize(("overhead_s", "drafts"), [(0.0, True), (100e-3, False)])
-def test_overhead_can_make_drafting_a_loss(overhead_s: float, drafts: bool) -> None:
-    context = round_context(verify=ForwardCost(0.0, 1e-4, 20e-3))._replace(handling_s=overhead_s)
-    plan = plan_alone(Planner(), batch_of(1), "lane", context, 10.0)
-    assert (plan.limits[0].depth > 0) == drafts
-
-
 def test_drafts_without_cost_are_kept_where_an_slo_is_missed_anyway() -> None:
     """Drafting has taken twice a plain round; what came of it is free to verify."""
     context = round_context(verify=ForwardCost(0.0, 1e-7, 10e-3))
