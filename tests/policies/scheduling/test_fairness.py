@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.baselines.scheduling import lp_sjf
+from lab.baselines.scheduling import Las, lp_sjf
 from policies.catalogue import SCHEDULES, make_schedule
 from policies.protocols import Schedule
 from policies.request import RoundOutcome, Slo
