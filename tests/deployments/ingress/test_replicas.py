@@ -15,27 +15,18 @@ from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.ingress.replicas import ClockWatch, Readiness
 from deployments.messages import Heartbeat, Routed
 from engine.request import TargetLimits
-from tests.deployments.local import Method, make_config
+from tests.deployments.local import CONTEXT, VOCAB, Handle, make_config
 
-LIMITS = TargetLimits(2048, 512, ())
 Answer = Callable[[], Awaitable[object]]
 """What a replica does before it answers."""
 
 
-class Replicas:
+class Replicas(Handle):
     """Behind a router that takes the first one that is not avoided."""
 
     def __init__(self, **answers: Answer) -> None:
         self.answers = answers
         self.called: list[str] = []
-
-    @property
-    def describe(self) -> Method:
-        return Method(lambda call_args: asyncio.create_task(self._describe(call_args)))
-
-    @property
-    def heartbeat(self) -> Method:
-        return Method(self._heartbeat)
 
     async def _describe(self, call_args: Routed) -> dict[str, Any]:
         responsive = [name for name in self.answers if name not in call_args["avoid"]]
@@ -43,13 +34,7 @@ class Replicas:
         call_args["routed_to"] = name
         self.called.append(name)
         await self.answers[name]()
-        return {
-            "vocab_size": LIMITS.vocab_size,
-            "max_context": LIMITS.max_context,
-            "stop_token_ids": list(LIMITS.stop_token_ids),
-            "follows_grammars": LIMITS.follows_grammars,
-            "down": [],
-        }
+        return await super()._describe(call_args)
 
     async def _heartbeat(self, heartbeat: Heartbeat) -> None:
         await self.answers[heartbeat["replica"]]()
@@ -90,25 +75,22 @@ async def heartbeats_to(replicas: Replicas) -> AsyncIterator[HeartbeatSender]:
         heartbeats.close()
 
 
-def check(replicas: Replicas) -> TargetLimits:
-    async def inside() -> TargetLimits:
-        async with heartbeats_to(replicas) as heartbeats:
-            return await Readiness(replicas, heartbeats).check()
-
-    return asyncio.run(inside())
+async def check(replicas: Replicas) -> TargetLimits:
+    async with heartbeats_to(replicas) as heartbeats:
+        return await Readiness(replicas, heartbeats).check()
 
 
 @pytest.mark.parametrize("failing", [hanging, gone, cancelled_by_serve])
-def test_one_healthy_replica_is_enough(failing: Answer) -> None:
+async def test_one_healthy_replica_is_enough(failing: Answer) -> None:
     replicas = Replicas(one=failing, other=failing, third=healthy)
-    assert check(replicas) == LIMITS
+    assert await check(replicas) == TargetLimits(VOCAB, CONTEXT, ())
     assert replicas.called == ["one", "other", "third"]
 
 
 @pytest.mark.parametrize("failing", [hanging, gone, cancelled_by_serve])
-def test_503_when_no_replica_is_healthy(failing: Answer) -> None:
+async def test_503_when_no_replica_is_healthy(failing: Answer) -> None:
     with pytest.raises(ApiError) as refused:
-        check(Replicas(one=failing, other=failing))
+        await check(Replicas(one=failing, other=failing))
     assert refused.value.status == 503
 
 

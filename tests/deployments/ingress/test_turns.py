@@ -10,18 +10,14 @@ from deployments.ingress.turns import AT_ONCE, Turns
 pytestmark = pytest.mark.usefixtures("loop")
 
 
-def test_a_client_with_much_long_work_delays_another_by_one_piece() -> None:
+async def test_a_client_with_much_long_work_delays_another_by_one_piece() -> None:
     done: list[str] = []
-
-    async def inside() -> None:
-        turns = Turns()
-        many = [turns.run(lambda: done.append("many"), "many", is_long=True) for _ in range(20)]
-        working = [asyncio.create_task(one) for one in many]
-        await asyncio.sleep(0)
-        await turns.run(lambda: done.append("one"), "one", is_long=True)
-        await asyncio.gather(*working)
-
-    asyncio.run(inside())
+    turns = Turns()
+    many = [turns.run(lambda: done.append("many"), "many", is_long=True) for _ in range(20)]
+    working = [asyncio.create_task(one) for one in many]
+    await asyncio.sleep(0)
+    await turns.run(lambda: done.append("one"), "one", is_long=True)
+    await asyncio.gather(*working)
     assert done.index("one") <= 2
     assert len(done) == 21
 
