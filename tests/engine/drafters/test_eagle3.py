@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,9 +32,9 @@ from tests.engine.drafters.eagle3_heads import (
     LAYERS,
     attention_biases,
     config,
-    plain_logits,
     random_weights,
     speculators_logits,
+    speculators_model,
     target_ids,
     write_head,
 )
@@ -81,7 +80,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("norm_before_residual", [True, False])
-def test_logits_equal_the_plain_computation_and_the_package_speculators(
+def test_logits_equal_those_of_the_package_speculators(
     tmp_path: Path, norm_before_residual: bool, biased: bool
 ) -> None:
     """For a chain; a tree's rows are compared by its confidences."""
@@ -103,11 +102,8 @@ def test_logits_equal_the_plain_computation_and_the_package_speculators(
         drafted = stream.draft(drafter, depth=3).tokens.tolist()
     assert len(scores) == 3
     known = stream.features[: len(stream.committed) - 1]
-    for depth, own in enumerate(scores):
-        before = stream.committed.ids + drafted[:depth]
-        expected = plain_logits(weights, settings, before, known)
-        np.testing.assert_allclose(own[0].numpy(), expected[target_ids().numpy()], atol=1e-4)
-    theirs = speculators_logits(weights, settings, stream.committed.ids, drafted, known)
+    model = speculators_model(weights, settings)
+    theirs = speculators_logits(model, stream.committed.ids + drafted[:-1], known)
     for own, logits in zip(scores, theirs, strict=True):
         np.testing.assert_allclose(own[0].numpy(), logits, atol=1e-4)
 
@@ -118,10 +114,16 @@ def test_a_tree_equals_beam_search_from_scratch(
     checkpoint: Path, params: SamplingParams, depth: int, width: int
 ) -> None:
     """Also with the target's noise, which takes the target's ids."""
+    model = speculators_model(random_weights(), config())
     for seed in range(3):
         stream = FedStream("a", [5, 9, 2, 6, 5, 3, seed], params, seed)
         known = stream.features[: len(stream.committed) - 1]
-        logits_after = partial(plain_logits, random_weights(), config(), features=known)
+
+        def logits_after(tokens: Sequence[int], known: Rows = known) -> NDArray[np.float64]:
+            scores = np.full(VOCAB, -np.inf)
+            scores[target_ids().numpy()] = speculators_logits(model, tokens, known)[-1]
+            return scores
+
         expected = beam_search(logits_after, stream, depth, width)
         assert_equal(stream.draft(make(checkpoint), depth, width), expected, 0.02)
 

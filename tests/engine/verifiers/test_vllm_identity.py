@@ -8,6 +8,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -53,7 +54,7 @@ def serve_vllm(case: Case, seen: Counter[str]) -> dict[str, Request]:
             verifier.forget([name])
 
     case = {**case, "shape": "chain"}
-    turns = Halves(verifier) if case["turns"] == "halves" else verifier
+    turns: Any = Halves(verifier) if case["turns"] == "halves" else verifier
     requests = serve(case, turns, seen, after_round)
     blocks = verifier.blocks()
     assert blocks.used == 0, "a finished request still holds KV"
