@@ -207,20 +207,6 @@ def test_equal_scores_go_to_the_lowest_id() -> None:
         assert set(on_torch[:, 0].tolist()) == {40, 50}
 
 
-def test_penalties_follow_each_node_of_a_draft_tree_down_its_own_path() -> None:
-    params = SamplingParams(temperature=0.0, frequency_penalty=1.0, presence_penalty=0.5)
-    logits = torch.zeros(1, VOCAB)
-    logits[0, [10, 11, 12]] = torch.tensor([3.0, 2.0, 1.0])
-    paths: list[tuple[int, ...]] = [(), (10,), (11,), (10, 11), (10, 10), (10, 11, 12)]
-    rows = [row_at(params, path=path) for path in paths]
-    assert choose(logits.expand(len(rows), -1), rows) == [10, 11, 10, 10, 11, 10]
-    # A node's scores are those that plain decoding has once the path is committed.
-    drafted = adjust(logits, [row_at(params, path=(10, 8))])
-    history = [*PROMPT, *OUTPUT, 10, 8]
-    committed = adjust(logits, [Row(params, 1, len(history), len(PROMPT), history)])
-    assert torch.equal(drafted, committed)
-
-
 def test_half_precision_logits_are_widened_before_anything_else() -> None:
     rows = [row_at(SamplingParams(temperature=0.0, logit_bias={3: 1e-3}))]
     logits = torch.full((1, VOCAB), 8.0, dtype=torch.bfloat16)
