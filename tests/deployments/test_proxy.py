@@ -50,7 +50,7 @@ def part(body: bytes, more: bool = False) -> Message:
         ([{"type": "http.disconnect"}], None),
     ],
 )
-def test_a_body_in_one_piece_is_sent_ahead_and_none_is_lost(
+async def test_a_body_in_one_piece_is_sent_ahead_and_none_is_lost(
     messages: list[Message], ahead: bytes | None
 ) -> None:
     """Other applications behind the same proxy read it as ever."""
@@ -67,11 +67,11 @@ def test_a_body_in_one_piece_is_sent_ahead_and_none_is_lost(
 
     async def send(_message: Message) -> None: ...
 
-    asyncio.run(BodyAhead(app)({**HEAD}, receive, send))
+    await BodyAhead(app)({**HEAD}, receive, send)
     assert seen == [ahead, *messages]
 
 
-def test_the_ingress_uses_a_body_sent_ahead_and_checks_its_size() -> None:
+async def test_the_ingress_uses_a_body_sent_ahead_and_checks_its_size() -> None:
     async def never() -> Message:
         await asyncio.Event().wait()
         raise AssertionError
@@ -87,8 +87,8 @@ def test_the_ingress_uses_a_body_sent_ahead_and_checks_its_size() -> None:
         return int(sent[0]["status"])
 
     fields = b'{"model": "target", "prompt": "Count to 7", "max_tokens": 4}'
-    assert asyncio.run(status(fields)) == 200
-    assert asyncio.run(status(fields + b" " * 1024)) == 413
+    assert await status(fields) == 200
+    assert await status(fields + b" " * 1024) == 413
 
 
 @pytest.mark.parametrize("spec_version", ["2.3", "2.4"])
@@ -146,7 +146,7 @@ async def test_a_reader_that_takes_nothing_pauses_its_request(spec_version: str)
         ((b"user-agent", b"caf\xe9"), True),
     ],
 )
-def test_headers_that_serve_acts_on_are_taken_out_and_named(
+async def test_headers_that_serve_acts_on_are_taken_out_and_named(
     header: tuple[bytes, bytes], kept: bool
 ) -> None:
     seen: list[Scope] = []
@@ -160,7 +160,7 @@ def test_headers_that_serve_acts_on_are_taken_out_and_named(
     async def send(_message: Message) -> None: ...
 
     given = {**HEAD, "headers": [*HEAD["headers"], header]}
-    asyncio.run(HeadersOfServe(app)(given, receive, send))
+    await HeadersOfServe(app)(given, receive, send)
     (scope,) = seen
     assert (header in scope["headers"]) is kept
     assert HEAD["headers"][0] in scope["headers"]

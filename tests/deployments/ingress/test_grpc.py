@@ -4,7 +4,7 @@ clients can hold."""
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -58,10 +58,6 @@ async def grpc_app() -> AsyncIterator[GrpcApp]:
         grpc.aio.insecure_channel(f"{HOST}:{config.port}") as channel,
     ):
         yield channel, replicas
-
-
-def run(test: Callable[[GrpcApp], Awaitable[None]]) -> None:
-    within(grpc_app)(test)()
 
 
 def call(channel: Any, method: str, fields: Any, key: str = KEY) -> Any:
@@ -144,7 +140,7 @@ async def test_a_server_that_stops_is_not_healthy_and_refuses_calls() -> None:
         await server.stop(0.0)
 
 
-def test_calls_without_a_message_are_few_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_without_a_message_are_few_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of all of one address."""
     monkeypatch.setenv(connections.TIMEOUT, "1")
     monkeypatch.setattr(grpc_bounds, "_WITHOUT_MESSAGE", 8)
@@ -153,21 +149,18 @@ def test_calls_without_a_message_are_few_and_end(monkeypatch: pytest.MonkeyPatch
         await asyncio.sleep(60)
         yield b""
 
-    async def test(app: GrpcApp) -> None:
-        channel, _ = app
+    async with grpc_app() as (channel, _):
         check = channel.stream_unary("/grpc.health.v1.Health/Check")
         codes = await asyncio.gather(*(check(nothing()).code() for _ in range(8)))
         assert codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 6
         assert codes.count(grpc.StatusCode.DEADLINE_EXCEEDED) == 2
 
-    run(test)
 
-
-def test_a_stream_that_is_not_read_gives_its_places_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_is_not_read_gives_its_places_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(connections.TIMEOUT, "1")
-
-    async def test(app: GrpcApp) -> None:
-        channel, replicas = app
+    async with grpc_app() as (channel, replicas):
         fields = {**FIELDS, "max_tokens": 480, "ignore_eos": True, "logprobs": 20}
         stream = call(channel, "Stream", fields)
         await stream.read()
@@ -176,10 +169,8 @@ def test_a_stream_that_is_not_read_gives_its_places_back(monkeypatch: pytest.Mon
                 await asyncio.sleep(0.05)
         stream.cancel()
 
-    run(test)
 
-
-def test_it_listens_where_http_does_and_nowhere_else() -> None:
+async def test_it_listens_where_http_does_and_nowhere_else() -> None:
     async def reachable(host: str, port: int) -> bool:
         try:
             _, writer = await asyncio.open_connection(host, port)
@@ -188,16 +179,13 @@ def test_it_listens_where_http_does_and_nowhere_else() -> None:
         writer.close()
         return True
 
-    async def test() -> None:
-        config = GrpcConfig(port=free_port())
-        async with served(config, "127.0.0.2"):
-            assert await reachable("127.0.0.2", config.port)
-            assert not await reachable(HOST, config.port)
-        async with served(config.model_copy(update={"host": HOST}), "127.0.0.2"):
-            assert await reachable(HOST, config.port)
-            assert not await reachable("127.0.0.2", config.port)
-
-    asyncio.run(test())
+    config = GrpcConfig(port=free_port())
+    async with served(config, "127.0.0.2"):
+        assert await reachable("127.0.0.2", config.port)
+        assert not await reachable(HOST, config.port)
+    async with served(config.model_copy(update={"host": HOST}), "127.0.0.2"):
+        assert await reachable(HOST, config.port)
+        assert not await reachable("127.0.0.2", config.port)
 
 
 async def test_it_waits_for_its_port() -> None:
@@ -223,7 +211,7 @@ async def test_it_waits_for_its_port() -> None:
         (None, KEY, grpc.StatusCode.DEADLINE_EXCEEDED),
     ],
 )
-def test_a_call_whose_message_is_wrong_or_never_comes_ends(
+async def test_a_call_whose_message_is_wrong_or_never_comes_ends(
     method: str,
     messages: list[bytes] | None,
     key: str,
@@ -239,8 +227,7 @@ def test_a_call_whose_message_is_wrong_or_never_comes_ends(
         if messages is None:
             await asyncio.sleep(60)
 
-    async def test(app: GrpcApp) -> None:
-        channel, _ = app
+    async with grpc_app() as (channel, _):
         kind = channel.stream_unary if method == "Generate" else channel.stream_stream
         metadata = [("authorization", f"Bearer {key}")]
         answer = kind(f"/spindle.Spindle/{method}")(sent(), timeout=30, metadata=metadata)
@@ -248,5 +235,3 @@ def test_a_call_whose_message_is_wrong_or_never_comes_ends(
             await (answer if method == "Generate" else answer.read())
         assert raised.value.code() is code
         assert await text_of(call(channel, "Stream", FIELDS))
-
-    run(test)
