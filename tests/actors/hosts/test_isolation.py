@@ -13,11 +13,12 @@ import torch
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, Left
 from actors.coordinator.loop import Coordinator
-from actors.coordinator.settings import Limits, Policies
+from actors.coordinator.settings import Limits
 from actors.coordinator.stream import RequestFailed
 from actors.hosts.fleet import Fleet, start_fleet
 from actors.hosts.protocol import HostLost
 from cluster.config import DrafterConfig, TargetConfig
+from cluster.plan.simulator.run import named_policies
 from engine.drafters.lookup import NgramDrafter, SuffixDrafter
 from engine.drafters.runner import PackedRunner
 from engine.errors import SpindleError
@@ -28,7 +29,6 @@ from engine.request import ServedRequest
 from engine.sampling.params import SamplingParams
 from engine.soft_state import EMPTY_HASH
 from engine.verifiers.native import NativeVerifier
-from policies.catalogue import fair, make_schedule, make_selection, make_speculation
 from policies.tree import DraftTree
 from tests.engine.streams import questions
 
@@ -81,11 +81,7 @@ async def served(
     coordinator = Coordinator(
         fleet.verifier,
         fleet.lanes,
-        Policies(
-            fair(make_schedule("default")),
-            make_selection("hedge", seed=1),
-            make_speculation("fixed", calibrations=estimates.calibrations),
-        ),
+        named_policies("fixed", "hedge")(estimates.calibrations),
         estimates,
         LIMITS,
         observe=events.append,
