@@ -18,7 +18,7 @@ from engine.protocol import FeatureRange, Features, Verdict
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
 from tests import reference
-from tests.checkpoints import VOCAB, blurred, llama
+from tests.checkpoints import VOCAB, blurred, eager_llama, llama
 from tests.engine.drafters.feature_reader import FeatureReader, check_features, stock_features
 from tests.engine.families import SUPPORTED, build
 from tests.engine.test_model import chain
@@ -34,13 +34,6 @@ PROMPTS = [[5, 6, 7], [*SHARED, 1], [*SHARED, 2], [3], [*SHARED, 3]]
 
 def target(**options: Any) -> PreTrainedModel:
     return llama(layers=4, **options)
-
-
-@pytest.fixture(scope="module")
-def eager() -> PreTrainedModel:
-    model = target()
-    model.set_attn_implementation("eager")
-    return model
 
 
 @pytest.mark.parametrize("family", SUPPORTED)
@@ -72,7 +65,7 @@ def test_bfloat16_travels_as_its_bits() -> None:
 @pytest.mark.parametrize("chunk", [512, 7])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])
 def test_drafters_get_the_features_of_all_they_read_and_outputs_stay(
-    params: SamplingParams, chunk: int, kv_tokens: int, eager: PreTrainedModel
+    params: SamplingParams, chunk: int, kv_tokens: int
 ) -> None:
     """With prompts that share a prefix, in chunks, and preempted requests, which are computed
     again."""
@@ -86,9 +79,10 @@ def test_drafters_get_the_features_of_all_they_read_and_outputs_stay(
     served = generate(verifier, PROMPTS, params, drafter=reader, depth=4, width=2, chunk=chunk)
     streams, commits = joined(served, len(PROMPTS))
     assert streams == [
-        reference.generate(eager, prompt, params, params.seed or 0) for prompt in PROMPTS
+        reference.generate(eager_llama(layers=4), prompt, params, params.seed or 0)
+        for prompt in PROMPTS
     ]
-    check_features(reader, eager)
+    check_features(reader, eager_llama(layers=4))
     assert commits < 0.7 * len(PROMPTS) * params.max_tokens
 
 

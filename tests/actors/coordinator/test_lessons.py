@@ -13,7 +13,7 @@ from actors.learning.replica_side import Answer, ExchangeLessons, Learning, Repo
 from engine.learning.lessons import Lesson, LessonMemory
 from tests.actors.coordinator.test_features import Served
 from tests.actors.coordinator.test_loop import PARAMS, PROMPTS, plainly
-from tests.checkpoints import llama
+from tests.checkpoints import eager_llama
 from tests.engine.drafters.feature_reader import stock_features
 
 LAYERS = (0, 1)
@@ -41,12 +41,10 @@ def test_requests_that_may_teach_do_so_with_all_their_features() -> None:
     assert serve(lessons)[0] == plainly(PROMPTS, PARAMS)
     taught, served = lessons.take()
     assert {lesson.tenant for lesson in taught} == {*MAY_TEACH.values()}
-    model = llama()
-    model.set_attn_implementation("eager")
     for lesson in taught:
         number = next(n for n, tenant in MAY_TEACH.items() if tenant == lesson.tenant)
         assert [*lesson.tokens[: lesson.prompt_len]] == PROMPTS[number]
-        expected = stock_features(model, lesson.tokens, LAYERS)[: len(lesson.features)]
+        expected = stock_features(eager_llama(), lesson.tokens, LAYERS)[: len(lesson.features)]
         np.testing.assert_allclose(lesson.features, expected, atol=1e-4)
         assert lesson.answered == len(lesson.tokens) - lesson.prompt_len
     assert {(one.version, one.tenant) for one in served} == {(0, "named"), (0, "other")}

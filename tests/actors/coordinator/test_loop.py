@@ -45,7 +45,7 @@ from policies.speculation.fixed import Fixed
 from tests import prompt_logprobs
 from tests.actors.coordinator.fake_hosts import Lost, PacedDrafter, PacedVerifier, never
 from tests.actors.coordinator.policies import Touring
-from tests.checkpoints import CONTEXT, VOCAB, blurred, llama
+from tests.checkpoints import CONTEXT, VOCAB, blurred, eager_llama, llama
 from tests.engine.kv import integrity
 from tests.identity import joined
 
@@ -302,14 +302,12 @@ async def test_prompt_logprobs_come_once_and_complete_although_the_verifier_is_l
     before = await read(submit("before", prompt, GREEDY))  # leaves it in the prefix cache
     resubmitted = submit("again", prompt, with_logprobs, output=before[:4])
     streams = [submit(str(number), prompt, with_logprobs) for number in range(3)]
-    target = llama()
-    target.set_attn_implementation("eager")
 
     async def commits(stream: Stream) -> list[Commit]:
         return [commit async for commit in stream]
 
     for first, *later in await asyncio.gather(*map(commits, streams)):
-        prompt_logprobs.check(target, prompt, 2, first.prompt_logprobs)
+        prompt_logprobs.check(eager_llama(), prompt, 2, first.prompt_logprobs)
         assert all(commit.prompt_logprobs is None for commit in later)
     for commit in await commits(resubmitted):
         assert commit.prompt_logprobs is None, "the first attempt has returned them"

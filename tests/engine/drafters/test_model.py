@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from transformers import PreTrainedModel
 
 from engine.drafters.beam import GrowingTrees
 from engine.drafters.model import ModelDrafter
@@ -16,7 +15,7 @@ from engine.sampling.params import SamplingParams
 from policies.flat_trees import flatten, prune_each, split
 from policies.tree import DraftTree
 from tests import reference
-from tests.checkpoints import CONTEXT, VOCAB, llama
+from tests.checkpoints import CONTEXT, VOCAB, eager_llama, llama
 from tests.engine.drafters.orders import Stream, assert_equal, beam_search
 from tests.policies.tree_lists import path_confidence
 
@@ -75,13 +74,6 @@ def runner() -> RecordingRunner:
     return RecordingRunner()
 
 
-@pytest.fixture(scope="module")
-def eager() -> PreTrainedModel:
-    model = llama()
-    model.set_attn_implementation("eager")
-    return model
-
-
 def drafter_on(runner: DraftRunner, chunk: int = 512) -> ModelDrafter:
     return ModelDrafter("drafter", runner, target_vocab_size=VOCAB, chunk=chunk)
 
@@ -102,7 +94,7 @@ def trees_of(
 @pytest.mark.parametrize("params", [GREEDY, SEEDED, FILTERED, PENALISED, BIASED, NOT_YET_STOPPED])
 @pytest.mark.parametrize(("depth", "width"), [(5, 1), (3, 4)])
 def test_a_tree_equals_beam_search_from_scratch(
-    eager: PreTrainedModel, params: SamplingParams, depth: int, width: int, static_steps: bool
+    params: SamplingParams, depth: int, width: int, static_steps: bool
 ) -> None:
     """With noise at each node's position and penalties along each node's path."""
     runner = RecordingRunner(static_steps=static_steps)
@@ -110,7 +102,7 @@ def test_a_tree_equals_beam_search_from_scratch(
         stream = Stream(f"seed {seed}", [*PROMPT, seed], params, seed)
         stream.committed.extend([7, 11])  # output, which presence and frequency penalties count
         expected = beam_search(
-            lambda before: reference.forward(eager, before)[-1], stream, depth, width
+            lambda before: reference.forward(eager_llama(), before)[-1], stream, depth, width
         )
         tree = stream.draft(drafter_on(runner), depth, width)
         assert len(tree) >= depth
