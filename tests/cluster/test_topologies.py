@@ -86,25 +86,17 @@ def test_make_serve_runs_the_file_of_its_target(target: str, file: str, models: 
     assert load(file, models).target.backend == target
 
 
-def test_make_serve_takes_the_zoo_where_the_model_is_not(tmp_path: Path) -> None:
-    assert make("serve", f"SPINDLE_CACHE={tmp_path}").stdout.split()[-1] == "cluster/zoo.yaml"
-
-
-def test_make_serve_plans_for_a_model_that_is_named(tmp_path: Path) -> None:
-    printed = make("serve", "MODEL=org/name", f"SPINDLE_CACHE={tmp_path}").stdout
-    assert f"-m cluster.plan 'org/name' --output {tmp_path}/plan.yaml\n" in printed
-    assert printed.split()[-1] == f"{tmp_path}/plan.yaml"
-
-
-def test_make_and_a_config_look_for_the_model_in_one_place(
+def test_make_serve_takes_the_zoo_or_plans_for_a_named_model_or_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And looks for the default model where a config does."""
     monkeypatch.setenv("SPINDLE_CACHE", str(tmp_path))
+    assert make("serve").stdout.split()[-1] == "cluster/zoo.yaml"
+    printed = make("serve", "MODEL=org/name").stdout
+    assert f"-m cluster.plan 'org/name' --output {tmp_path}/plan.yaml\n" in printed
+    assert printed.split()[-1] == f"{tmp_path}/plan.yaml"
     printed = make("--print-data-base", "clean").stdout
     assert f"\nDEFAULT_MODEL := {smollm2_path() / QUANTIZED}\n" in printed
-
-
-def test_make_serve_refuses_another_target() -> None:
     refused = make("serve", "TARGET=vlm")
     assert refused.returncode
     assert "native or vllm" in refused.stderr

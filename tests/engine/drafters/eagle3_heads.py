@@ -51,8 +51,8 @@ def target_ids() -> Tensor:
     return torch.randperm(VOCAB, generator=generator)[:DRAFT_VOCAB].sort().values
 
 
-def random_weights(seed: int = 0, layers: int = len(LAYERS)) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
+def random_weights() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
 
     def matrix(rows: int, columns: int) -> Tensor:
         return 0.3 * torch.randn(rows, columns, generator=generator)
@@ -63,7 +63,7 @@ def random_weights(seed: int = 0, layers: int = len(LAYERS)) -> dict[str, Tensor
     layer = "layers.0."
     return {
         "embed_tokens.weight": matrix(VOCAB, HIDDEN),
-        "fc.weight": matrix(HIDDEN, layers * HIDDEN),
+        "fc.weight": matrix(HIDDEN, len(LAYERS) * HIDDEN),
         f"{layer}input_layernorm.weight": norm(),
         f"{layer}hidden_norm.weight": norm(),
         f"{layer}post_attention_layernorm.weight": norm(),
@@ -80,9 +80,9 @@ def random_weights(seed: int = 0, layers: int = len(LAYERS)) -> dict[str, Tensor
     }
 
 
-def attention_biases(seed: int = 1) -> dict[str, Tensor]:
+def attention_biases() -> dict[str, Tensor]:
     """What `attention_bias` adds to the weights."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(1)
     sizes = {"q": HEADS * HEAD_DIM, "k": KV_HEADS * HEAD_DIM, "v": KV_HEADS * HEAD_DIM, "o": HIDDEN}
     return {
         f"layers.0.self_attn.{name}_proj.bias": torch.randn(size, generator=generator)
