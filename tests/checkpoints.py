@@ -1,6 +1,7 @@
 """Small random models for tests, built without downloads."""
 
 import copy
+from functools import cache
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
@@ -34,6 +35,14 @@ def llama(
         initializer_range=0.2,
     )
     return AutoModelForCausalLM.from_config(config).eval().float()
+
+
+@cache
+def eager_llama(**shape: int) -> PreTrainedModel:
+    """The same as a reference, which nothing may change."""
+    model = llama(**shape)
+    model.set_attn_implementation("eager")
+    return model
 
 
 def blurred(model: PreTrainedModel, noise: float, seed: int = 0) -> PreTrainedModel:

@@ -1,11 +1,13 @@
 """The comparison of streams with the reference: equal except for excused near-ties (grade F)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from transformers import PreTrainedModel
 
+from benchmarks.generation import Rejected
+from engine.protocol import Commit
 from engine.sampling.params import SamplingParams
 from tests import reference
 from tests.engine.grammar.oracle import allowed_by
@@ -65,12 +67,33 @@ class Identity:
         )
 
 
+def assert_identical(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    streams: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams],
+) -> None:
+    """`params`: those of each request, with its seed."""
+    identity = Identity(model)
+    for prompt, stream, own in zip(prompts, streams, params, strict=True):
+        identity.check(prompt, stream, own, own.seed or 0)
+    identity.finish()
+
+
+def joined(events: Iterable[Commit | Rejected], requests: int) -> tuple[list[list[int]], int]:
+    """The stream of each request that `generate` serves, and the number of all commits."""
+    streams: list[list[int]] = [[] for _ in range(requests)]
+    commits = 0
+    for event in events:
+        assert isinstance(event, Commit)
+        assert event.first_index == len(streams[int(event.request)])
+        streams[int(event.request)] += event.token_ids
+        commits += 1
+    return streams, commits
+
+
 def _scores(
-    logits: reference.Scores,
-    before: list[int],
-    prompt_len: int,
-    params: SamplingParams,
-    seed: int,
+    logits: reference.Scores, before: list[int], prompt_len: int, params: SamplingParams, seed: int
 ) -> reference.Scores:
     """The reference's scores of all tokens after `before`, or of those that a grammar allows."""
     if params.grammar is not None:

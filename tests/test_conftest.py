@@ -4,8 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 RAN = """
 import atexit
 import ray
@@ -13,15 +11,14 @@ import ray
 atexit.register(print, "taken apart")
 
 def test_it():
-    assert {passes}
+    assert False
 """
 
 
-@pytest.mark.parametrize(("passes", "status"), [(True, 0), (False, 1)])
-def test_its_status_and_report_come_through(tmp_path: Path, passes: bool, status: int) -> None:
-    (tmp_path / "test_ran.py").write_text(RAN.format(passes=passes))
+def test_its_status_and_report_come_through(tmp_path: Path) -> None:
+    (tmp_path / "test_ran.py").write_text(RAN)
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == status, ended.stdout + ended.stderr
-    assert ("1 passed" if passes else "1 failed") in ended.stdout
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert "1 failed" in ended.stdout
     assert "taken apart" not in ended.stdout

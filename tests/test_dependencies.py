@@ -16,9 +16,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PRODUCT = ("policies", "cluster", "engine", "actors", "deployments")
 FOLDERS = (*PRODUCT, "benchmarks", "lab", "examples", "tests")
-OF_NAMESPACES = {
-    "google.protobuf": "protobuf",
-}
+OF_NAMESPACES = {"google.protobuf": "protobuf"}
 """Distributions of packages whose top-level name belongs to several."""
 
 

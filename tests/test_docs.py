@@ -129,11 +129,6 @@ def test_an_unknown_option_would_be_found() -> None:
     assert {*OPTION.findall(found[1])} - defined_options(found[0]) == {"--jsn"}
 
 
-@every_page
-def test_no_page_cites_texts_that_are_not_here(page: Path) -> None:
-    assert not re.findall(r"\bDESIGN\b|CONTRACTS\.md|PAPERS\.md", text(page))
-
-
 def test_every_page_of_the_docs_is_in_its_index() -> None:
     for folder in (ROOT / "docs", ROOT / "lab" / "docs"):
         index = text(folder / "README.md")

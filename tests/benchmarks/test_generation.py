@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from transformers import PreTrainedModel
 
 from benchmarks.generation import Generation, Rejected, generate
 from engine.drafters.model import ModelDrafter
@@ -15,16 +14,9 @@ from engine.protocol import Commit
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
 from tests import reference
-from tests.checkpoints import VOCAB, llama
+from tests.checkpoints import VOCAB, eager_llama, llama
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def reference_model() -> PreTrainedModel:
-    model = llama()
-    model.set_attn_implementation("eager")
-    return model
 
 
 def make_verifier(kv_tokens: int = 1024) -> NativeVerifier:
@@ -53,16 +45,14 @@ def test_a_request_larger_than_the_pool_is_refused_with_the_possible_max_tokens(
     assert sum(len(commit.token_ids) for commit in commits) == 14
 
 
-def test_a_stop_token_inside_an_accepted_draft_ends_the_stream(
-    reference_model: PreTrainedModel,
-) -> None:
+def test_a_stop_token_inside_an_accepted_draft_ends_the_stream() -> None:
     """As does max_tokens: no token beyond either is committed."""
     model = llama()
     itself = ModelDrafter(
         "itself", PackedRunner(PackedModel(llama(), kv_tokens=512)), target_vocab_size=VOCAB
     )
     verifier = NativeVerifier(PackedModel(model, kv_tokens=512))
-    full = reference.generate(reference_model, [5, 6, 7], GREEDY, 0)
+    full = reference.generate(eager_llama(), [5, 6, 7], GREEDY, 0)
     stop = full[6]
     end = full.index(stop) + 1
     events = list(

@@ -64,11 +64,7 @@ def write(path: Path, parameters: int, **config: Any) -> Path:
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(config))
     (path / "tokenizer.json").write_text("{}")
-    tensor = {
-        "dtype": "BF16",
-        "shape": [parameters],
-        "data_offsets": [0, 2 * parameters],
-    }
+    tensor = {"dtype": "BF16", "shape": [parameters], "data_offsets": [0, 2 * parameters]}
     header = json.dumps({"weights": tensor}).encode()
     with (path / "model.safetensors").open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)

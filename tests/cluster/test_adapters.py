@@ -78,7 +78,4 @@ def test_an_adapter_of_another_model_or_name_or_backend_is_refused(adapter: Path
     line = problem({"mine": str(adapter)}, backend="native")
     assert line.endswith("or set target.backend: vllm")
     assert "write the whole path" in problem({"mine": "adapters/mine"})
-
-
-def test_an_adapter_without_a_name_is_refused(adapter: Path) -> None:
     assert problem({"": str(adapter)}).startswith("target.lora_modules.")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.cache import check_room, digest, written_whole
+from cluster.cache import check_room, written_whole
 
 
 def test_a_file_takes_its_place_only_when_it_is_whole(tmp_path: Path) -> None:
@@ -30,17 +30,6 @@ def test_after_an_error_the_old_file_stays_and_nothing_else(tmp_path: Path) -> N
         fail()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_file_that_is_altered_or_replaced_has_another_digest(tmp_path: Path) -> None:
-    file, other = tmp_path / "model.gguf", tmp_path / "other"
-    file.write_bytes(b"first")
-    before = digest(file)
-    file.write_bytes(b"again")
-    altered = digest(file)
-    other.write_bytes(b"again")
-    other.replace(file)
-    assert len({before, altered, digest(file)}) == 3
 
 
 def test_a_folder_without_room_is_named_with_what_is_needed(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from cluster.built_in_models import model_path
-from cluster.check import Application, main, read
+from cluster.check import main
 from cluster.config import AppConfig
 from cluster.fitting import Node, missing, parse_node
 from tests.cluster.checkpoints import write
@@ -181,11 +181,7 @@ def test_a_bad_field_and_a_bad_file_end_with_status_1(
             [TWO_GPUS | {"CPU": 0.0}, TWO_GPUS],
             "node:__internal_head__, CPU: ingress needs",
         ),
-        (
-            {},
-            [TWO_GPUS | {"CPU": 0.0}, TWO_GPUS | {"node:__internal_head__": 1.0}],
-            None,
-        ),
+        ({}, [TWO_GPUS | {"CPU": 0.0}, TWO_GPUS | {"node:__internal_head__": 1.0}], None),
         (
             # A replica on the head would leave no room for the ingress, which comes first.
             {"target": {"cpus": 0.95}},
@@ -243,24 +239,6 @@ def test_a_node_is_stated_in_units() -> None:
     for bad in ("CPU", "CPU=many", "memory=3XB"):
         with pytest.raises(ValueError, match="RESOURCE=AMOUNT"):
             parse_node(bad)
-
-
-def test_a_kuberay_manifest_is_read_like_a_serve_config(tmp_path: Path) -> None:
-    user_config = {"schedule": {"name": "fcfs"}}
-    inner = yaml.safe_dump(
-        {
-            "applications": [
-                {
-                    "name": "mine",
-                    "args": {"threads": 2},
-                    "deployments": [{"name": "Replica", "user_config": user_config}],
-                }
-            ]
-        }
-    )
-    manifest = {"kind": "RayService", "spec": {"serveConfigV2": inner}}
-    (tmp_path / "service.yaml").write_text(yaml.safe_dump(manifest))
-    assert read(tmp_path / "service.yaml") == [Application("mine", {"threads": 2}, user_config)]
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.checkpoint_files import (
-    has_tokenizer,
-    quantization,
-    stop_token_ids,
-    weight_files,
-)
+from cluster.checkpoint_files import has_tokenizer, quantization, stop_token_ids, weight_files
 
 ADDED = [{"id": 7, "content": "<|im_end|>"}, {"id": 2, "content": "</s>"}]
 

@@ -7,13 +7,10 @@ import torch
 from gguf import GGUFWriter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cluster.built_in_models import smollm2_path
 from cluster.checkpoint_files import stop_token_ids
 from cluster.gguf_conversion import convert
 from cluster.gguf_reader import UnsupportedGguf
-from engine.tokenizer import load_tokenizer
 from tests.cluster.gguf_files import TEXTS, model, tokenizer, write
-from tests.smollm2 import needs_smollm2
 
 
 @pytest.mark.parametrize(
@@ -78,15 +75,3 @@ def test_the_end_of_a_turn_ends_an_answer_too(tmp_path: Path) -> None:
     write(tmp_path / "m.gguf", model(tokens.get_vocab_size()), tokens, fields=ends)
     convert(tmp_path / "m.gguf", tmp_path / "read")
     assert stop_token_ids(tmp_path / "read") == (1, 2)
-
-
-@needs_smollm2
-@pytest.mark.parametrize(
-    ("text", "pieces"),
-    [
-        ("3.14 apples", ["3", ".", "1", "4", "Ġapples"]),
-        ("<|im_start|>user\n", ["<|im_start|>", "user", "Ċ"]),
-    ],
-)
-def test_the_default_models_tokens(text: str, pieces: list[str]) -> None:
-    assert load_tokenizer(smollm2_path()).tokenize(text) == pieces

@@ -1,6 +1,5 @@
 """Inflation: the large model computes what the small one does, and has the size asked for."""
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -34,18 +33,3 @@ def test_logits_and_greedy_tokens_are_kept(params: int, tmp_path: Path) -> None:
 def test_a_size_below_the_targets_own_is_refused() -> None:
     with pytest.raises(ValueError, match="params"):
         architecture(SOURCE, 1_000_000)
-
-
-def test_concurrent_callers_get_one_complete_copy(tmp_path: Path) -> None:
-    found: list[Path] = []
-    callers = [
-        threading.Thread(target=lambda: found.append(inflate_to_cache(SOURCE, 5_000_000, tmp_path)))
-        for _ in range(4)
-    ]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
-    assert len(found) == 4
-    assert len(set(found)) == 1
-    assert [path for path in tmp_path.iterdir() if path.is_dir()] == [found[0]]

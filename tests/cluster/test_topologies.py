@@ -71,44 +71,33 @@ def load(name: str, models: Path) -> AppConfig:
     return AppConfig.model_validate(json.loads(here))
 
 
+def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """What make would run; inside `make test` it would also say which directory it enters."""
+    command = ["make", "--no-print-directory", "--dry-run", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
 @needs_smollm2
 @pytest.mark.parametrize(
     ("target", "file"), [("native", "cluster.yaml"), ("vllm", "cluster/vllm.yaml")]
 )
 def test_make_serve_runs_the_file_of_its_target(target: str, file: str, models: Path) -> None:
-    # Inside `make test` it would also say which directory it enters and leaves.
-    command = ["make", "--no-print-directory", "--dry-run", "serve", f"TARGET={target}"]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert printed.split()[-1] == file
+    assert make("serve", f"TARGET={target}").stdout.split()[-1] == file
     assert load(file, models).target.backend == target
 
 
-def test_make_serve_takes_the_zoo_where_the_model_is_not(tmp_path: Path) -> None:
-    command = ["make", "--no-print-directory", "--dry-run", "serve", f"SPINDLE_CACHE={tmp_path}"]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert printed.split()[-1] == "cluster/zoo.yaml"
-
-
-def test_make_serve_plans_for_a_model_that_is_named(tmp_path: Path) -> None:
-    asked = ["MODEL=org/name", f"SPINDLE_CACHE={tmp_path}"]
-    command = ["make", "--no-print-directory", "--dry-run", "serve", *asked]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert f"-m cluster.plan 'org/name' --output {tmp_path}/plan.yaml\n" in printed
-    assert printed.split()[-1] == f"{tmp_path}/plan.yaml"
-
-
-def test_make_and_a_config_look_for_the_model_in_one_place(
+def test_make_serve_takes_the_zoo_or_plans_for_a_named_model_or_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And looks for the default model where a config does."""
     monkeypatch.setenv("SPINDLE_CACHE", str(tmp_path))
-    command = ["make", "--print-data-base", "--dry-run", "clean"]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert make("serve").stdout.split()[-1] == "cluster/zoo.yaml"
+    printed = make("serve", "MODEL=org/name").stdout
+    assert f"-m cluster.plan 'org/name' --output {tmp_path}/plan.yaml\n" in printed
+    assert printed.split()[-1] == f"{tmp_path}/plan.yaml"
+    printed = make("--print-data-base", "clean").stdout
     assert f"\nDEFAULT_MODEL := {smollm2_path() / QUANTIZED}\n" in printed
-
-
-def test_make_serve_refuses_another_target() -> None:
-    command = ["make", "--dry-run", "serve", "TARGET=vlm"]
-    refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    refused = make("serve", "TARGET=vlm")
     assert refused.returncode
     assert "native or vllm" in refused.stderr
 
@@ -127,12 +116,14 @@ def test_a_topology_is_valid_and_fits_its_machines(name: str, models: Path) -> N
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_serve_takes_the_file(name: str) -> None:
+def test_serve_takes_the_file_and_what_listens_on_all_interfaces_asks_for_a_key(name: str) -> None:
     content = yaml.safe_load((ROOT / name).read_text())
     if content.get("kind") == "RayService":
         content = yaml.safe_load(content["spec"]["serveConfigV2"])
     (application,) = ServeDeploySchema.model_validate(content).applications
     assert (application.name, application.import_path) == ("spindle", "deployments.app:build")
+    local = content["http_options"]["host"] == "127.0.0.1"
+    assert local or application.args["api_keys"]
 
 
 @pytest.mark.parametrize("name", LOADED)
@@ -158,16 +149,6 @@ def test_the_plan_in_the_docs_is_that_of_the_recipe(models: Path) -> None:
     page = (ROOT / "docs/placement.md").read_text()
     for line in table(footprints(config, plan(config))):
         assert line.rstrip() in page
-
-
-@pytest.mark.parametrize("name", MACHINES)
-def test_what_listens_on_all_interfaces_asks_for_a_key(name: str) -> None:
-    content = yaml.safe_load((ROOT / name).read_text())
-    if content.get("kind") == "RayService":
-        content = yaml.safe_load(content["spec"]["serveConfigV2"])
-    (application,) = content["applications"]
-    local = content["http_options"]["host"] == "127.0.0.1"
-    assert local or application["args"]["api_keys"]
 
 
 def test_the_variant_with_four_ranks_fits_as_well(models: Path) -> None:

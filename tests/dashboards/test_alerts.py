@@ -30,10 +30,7 @@ class Case(NamedTuple):
 def promises(kept: int, missed: int) -> Series:
     """So many each minute."""
     name = 'promises_total{{replica="r", slo_class="chat", kept="{}"}}'
-    return {
-        name.format("yes"): f"0+{kept}x{FOR_EVER}",
-        name.format("no"): f"0+{missed}x{FOR_EVER}",
-    }
+    return {name.format("yes"): f"0+{kept}x{FOR_EVER}", name.format("no"): f"0+{missed}x{FOR_EVER}"}
 
 
 def responses(status: str, share: int) -> Series:
@@ -73,6 +70,13 @@ def load(waiting: str) -> Series:
 
 
 TINY = {"replica": "r", "host": "tiny"}
+
+
+def of_tiny(name: str, fires: str, quiet: str) -> Case:
+    series = name + '{replica="r", host="tiny"}'
+    return Case({series: fires}, {series: quiet}, TINY)
+
+
 CASES = {
     # A burst of five minutes is over before it has used up the budget of an hour.
     "SpindleSloBurnsFast": Case(
@@ -88,38 +92,18 @@ CASES = {
     ),
     "SpindleErrorsBurn": Case(responses("500", 2), responses("500", 1)),
     "SpindleRefusesRequests": Case(responses("429", 10), responses("429", 4)),
-    "SpindleQueueGrows": Case(
-        load(waiting="0+1x60"),
-        load(waiting="70-1x60"),
-    ),
+    "SpindleQueueGrows": Case(load(waiting="0+1x60"), load(waiting="70-1x60")),
     "SpindleVerifierDown": Case(
         {'down{replica="r", host="verifier"}': "0x58 1x3"},
         {'down{replica="r", host="verifier"}': "0x60", 'down{replica="r", host="tiny"}': "1x60"},
         {"replica": "r", "host": "verifier"},
     ),
-    "SpindleLaneDown": Case(
-        {'down{replica="r", host="tiny"}': "0x57 1x5"},
-        {'down{replica="r", host="tiny"}': "0x57 1 0x5"},
-        TINY,
-    ),
-    "SpindleDrafterStalls": Case(
-        {'late_calls_total{replica="r", host="tiny"}': "0x57 1x5"},
-        {'late_calls_total{replica="r", host="tiny"}': "0x40 1x30"},
-        TINY,
-    ),
-    "SpindleHostLost": Case(
-        {'losses_total{replica="r", host="tiny"}': "0x57 1x5"},
-        {'losses_total{replica="r", host="tiny"}': "0x40 1x30"},
-        TINY,
-    ),
-    "SpindleHostFlaps": Case(
-        {'losses_total{replica="r", host="tiny"}': "0x40 1x5 2x5 3x20"},
-        {'losses_total{replica="r", host="tiny"}': "0x40 1x5 2x25"},
-        TINY,
-    ),
+    "SpindleLaneDown": of_tiny("down", "0x57 1x5", "0x57 1 0x5"),
+    "SpindleDrafterStalls": of_tiny("late_calls_total", "0x57 1x5", "0x40 1x30"),
+    "SpindleHostLost": of_tiny("losses_total", "0x57 1x5", "0x40 1x30"),
+    "SpindleHostFlaps": of_tiny("losses_total", "0x40 1x5 2x5 3x20", "0x40 1x5 2x25"),
     "SpindleReplicasFlap": Case(
-        {"replicas_lost_total": "0x40 1x5 2x5 3x20"},
-        {"replicas_lost_total": "0x40 1x5 2x25"},
+        {"replicas_lost_total": "0x40 1x5 2x5 3x20"}, {"replicas_lost_total": "0x40 1x5 2x25"}
     ),
     "SpindleMetricsMissing": Case(
         {"running": "1x60"}, {'forwards_total{replica="r"}': "0+1x60"}, {}

@@ -37,7 +37,6 @@ from tests.checkpoints import blurred, llama
 
 T = TypeVar("T")
 P = ParamSpec("P")
-MODEL = "target"
 VOCAB = 2048
 """As many tokens as the zoo's tokenizer has. The model has random weights: its texts are full of
 broken characters."""

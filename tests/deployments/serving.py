@@ -13,12 +13,11 @@ from typing import Any
 
 import httpx
 import ray
-import torch
 from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ServeDeploySchema
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer
 
 from benchmarks.processes import environment
 from benchmarks.serving.app import ray_environment
@@ -29,6 +28,7 @@ from engine.scopes import SHARED
 from policies.request import Slo
 from tests import reference
 from tests.actors.hosts.cluster import start_ray
+from tests.engine.streams import reference_target
 
 PORT, METRICS_PORT = 8130, 8230
 URL = f"http://127.0.0.1:{PORT}"
@@ -170,18 +170,11 @@ def tokenizer() -> Any:
 
 
 @cache
-def oracle() -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(
-        model_path(TARGET), dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-
-
-@cache
 def expected_ids(temperature: float, seed: int, max_tokens: int) -> list[int]:
     """What the oracle generates after PROMPT."""
     stop = tokenizer().eos_token_id
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, stop_token_ids=(stop,))
-    return reference.generate(oracle(), tokenizer()(PROMPT)["input_ids"], params, seed)
+    return reference.generate(reference_target(), tokenizer()(PROMPT)["input_ids"], params, seed)
 
 
 def expected_text(temperature: float, seed: int, max_tokens: int) -> str:

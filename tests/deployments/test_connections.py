@@ -17,6 +17,8 @@ from deployments import connections
 from deployments.addresses import TRUSTED
 from deployments.proxy import middlewares
 
+pytestmark = pytest.mark.usefixtures("loop")
+
 TIMEOUT_S = 0.5
 HEAD_BYTES = 4096
 CONNECTIONS = 64
@@ -117,15 +119,13 @@ async def answer_to(
         *("endless trailer", "endless extension"),
     ],
 )
-def test_a_request_that_does_not_arrive_is_closed_in_time(
+async def test_a_request_that_does_not_arrive_is_closed_in_time(
     monkeypatch: pytest.MonkeyPatch, parts: list[bytes], begins: bytes
 ) -> None:
-    async def ask() -> list[bytes]:
-        async with server(monkeypatch) as port:
-            asked = (answer_to(port, *parts, every_s=TIMEOUT_S / 8) for _ in range(40))
-            return await asyncio.gather(*asked)
-
-    for answer in asyncio.run(ask()):
+    async with server(monkeypatch) as port:
+        asked = (answer_to(port, *parts, every_s=TIMEOUT_S / 8) for _ in range(40))
+        answers = await asyncio.gather(*asked)
+    for answer in answers:
         assert answer.startswith(begins)
         assert bool(answer) == bool(begins)
 
@@ -141,24 +141,19 @@ def test_a_request_that_does_not_arrive_is_closed_in_time(
     ],
     ids=["all", "all, of many addresses", "one address", "another address", "a trusted proxy"],
 )
-def test_connections_beyond_the_bounds_are_refused_with_retry_after(
+async def test_connections_beyond_the_bounds_are_refused_with_retry_after(
     monkeypatch: pytest.MonkeyPatch, holders: list[str], asker: str, trusted: str, refused: bool
 ) -> None:
     """Those of one address leave room for others, however many it opens."""
     request = COMPLETE.replace(b"host", b"connection: close\r\nhost")
-
-    async def ask() -> tuple[bytes, bytes]:
-        async with server(monkeypatch, trusted) as port:
-            held = [await connect(port, holder) for holder in holders]
-            first = await answer_to(port, request, source=asker)
-            held.pop(0)[1].close()
-            await asyncio.sleep(TIMEOUT_S / 4)
-            second = await answer_to(port, request, source=asker)
-            for _, writer in held:
-                writer.close()
-            return first, second
-
-    first, second = asyncio.run(ask())
+    async with server(monkeypatch, trusted) as port:
+        held = [await connect(port, holder) for holder in holders]
+        first = await answer_to(port, request, source=asker)
+        held.pop(0)[1].close()
+        await asyncio.sleep(TIMEOUT_S / 4)
+        second = await answer_to(port, request, source=asker)
+        for _, writer in held:
+            writer.close()
     assert first.startswith(b"HTTP/1.1 503" if refused else b"HTTP/1.1 200")
     assert (b"retry-after:" in first) is refused
     assert second.startswith(b"HTTP/1.1 200")
@@ -176,32 +171,24 @@ def test_connections_beyond_the_bounds_are_refused_with_retry_after(
         ("127.0.0.1", [b"192.0.2.7, \xff"], b"127.0.0.1"),
     ],
 )
-def test_only_trusted_proxies_name_the_client_and_only_by_an_address(
+async def test_only_trusted_proxies_name_the_client_and_only_by_an_address(
     monkeypatch: pytest.MonkeyPatch, trusted: str, forwarded: list[bytes], client: bytes
 ) -> None:
     headers = b"".join(b"x-forwarded-for: " + value + b"\r\n" for value in forwarded)
     request = COMPLETE.replace(b"/", b"/client", 1).replace(b"host", headers + b"host")
-
-    async def ask() -> bytes:
-        async with server(monkeypatch, trusted) as port:
-            return await answer_to(port, request.replace(b"host", b"connection: close\r\nhost"))
-
-    answer = asyncio.run(ask())
+    async with server(monkeypatch, trusted) as port:
+        answer = await answer_to(port, request.replace(b"host", b"connection: close\r\nhost"))
     assert answer.startswith(b"HTTP/1.1 200")
     assert b"\r\n" + client + b"\r\n" in answer
 
 
-def test_requests_sent_ahead_of_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_sent_ahead_of_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else each answer let tens of thousands more be read, which memory holds."""
     request = COMPLETE.replace(b"/", b"/client", 1)
-
-    async def ask(count: int) -> bytes:
-        async with server(monkeypatch) as port:
-            last = request.replace(b"host", b"connection: close\r\nhost")
-            return await answer_to(port, request * count + last)
-
-    assert asyncio.run(ask(32)).count(b"200 OK") == 33
-    assert asyncio.run(ask(1000)).count(b"200 OK") <= 65
+    last = request.replace(b"host", b"connection: close\r\nhost")
+    async with server(monkeypatch) as port:
+        assert (await answer_to(port, request * 32 + last)).count(b"200 OK") == 33
+        assert (await answer_to(port, request * 1000 + last)).count(b"200 OK") <= 65
 
 
 @pytest.mark.parametrize(
@@ -212,30 +199,25 @@ def test_requests_sent_ahead_of_answers_are_bounded(monkeypatch: pytest.MonkeyPa
         (b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n", b"HTTP/1.1 400"),
     ],
 )
-def test_a_request_to_upgrade_is_an_ordinary_one_whose_body_is_never_read_as_a_request(
+async def test_a_request_to_upgrade_is_an_ordinary_one_whose_body_is_never_read_as_a_request(
     monkeypatch: pytest.MonkeyPatch, head: bytes, begins: bytes
 ) -> None:
     upgrade = b"connection: upgrade\r\nupgrade: websocket\r\n\r\n"
     smuggled = COMPLETE.replace(b"/", b"/client", 1).replace(b"host", b"connection: close\r\nhost")
-
-    async def ask() -> bytes:
-        async with server(monkeypatch) as port:
-            return await answer_to(port, head + upgrade, smuggled, every_s=TIMEOUT_S / 4)
-
-    answer = asyncio.run(ask())
+    async with server(monkeypatch) as port:
+        answer = await answer_to(port, head + upgrade, smuggled, every_s=TIMEOUT_S / 4)
     assert answer.startswith(begins)
     assert answer.count(b"HTTP/1.1 ") == (2 if head.startswith(b"GET") else 1)
 
 
-def test_a_client_that_takes_nothing_of_its_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def left() -> bool:
-        async with server(monkeypatch) as port, asyncio.timeout(10 * TIMEOUT_S):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
-            writer.write(COMPLETE.replace(b"/", b"/endless", 1))
-            await ENDED.wait()
-            return not reader.at_eof()
-
-    assert asyncio.run(left())
+async def test_a_client_that_takes_nothing_of_its_answer_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with server(monkeypatch) as port, asyncio.timeout(10 * TIMEOUT_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(COMPLETE.replace(b"/", b"/endless", 1))
+        await ENDED.wait()
+        assert not reader.at_eof()
 
 
 FEW_FILES = """

@@ -17,11 +17,11 @@ from benchmarks.serving.streams import ReceivedStream, read_all
 from cluster.built_in_models import smollm2_path
 from cluster.check import read
 from engine.model import PackedModel
-from engine.protocol import Commit
 from engine.sampling.params import SamplingParams
 from engine.tokenizer import load_tokenizer
 from engine.verifiers.native import NativeVerifier
 from tests.deployments.serving import URL, application
+from tests.identity import joined
 from tests.smollm2 import needs_smollm2
 
 pytestmark = needs_smollm2
@@ -57,22 +57,13 @@ def expected() -> list[list[int]]:
     )
     verifier = NativeVerifier(model)
     return [
-        [
-            token
-            for commit in generate(verifier, [body["prompt"]], params(body))
-            if isinstance(commit, Commit)
-            for token in commit.token_ids
-        ]
-        for body in bodies()
+        joined(generate(verifier, [body["prompt"]], params(body)), 1)[0][0] for body in bodies()
     ]
 
 
 def params(body: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(
-        temperature=body["temperature"],
-        max_tokens=MAX_TOKENS,
-        seed=body["seed"],
-        ignore_eos=True,
+        temperature=body["temperature"], max_tokens=MAX_TOKENS, seed=body["seed"], ignore_eos=True
     )
 
 

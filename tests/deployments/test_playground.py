@@ -238,10 +238,7 @@ def test_a_wrong_key_is_asked_for_again(visit: Visit) -> None:
 
 @pytest.mark.parametrize(
     ("status", "code", "said"),
-    [
-        (400, "context_length_exceeded", "Shorten the message"),
-        (429, None, "The server is full"),
-    ],
+    [(400, "context_length_exceeded", "Shorten the message"), (429, None, "The server is full")],
 )
 def test_a_refusal_says_what_to_do(visit: Visit, status: int, code: str | None, said: str) -> None:
     error = {"message": "shorten the prompt", "code": code}

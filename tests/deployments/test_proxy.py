@@ -22,6 +22,8 @@ from deployments.proxy import (
 )
 from tests.deployments.local import local_api, make_config
 
+pytestmark = pytest.mark.usefixtures("loop")
+
 HEAD: Scope = {
     "type": "http",
     "http_version": "1.1",
@@ -48,7 +50,7 @@ def part(body: bytes, more: bool = False) -> Message:
         ([{"type": "http.disconnect"}], None),
     ],
 )
-def test_a_body_in_one_piece_is_sent_ahead_and_none_is_lost(
+async def test_a_body_in_one_piece_is_sent_ahead_and_none_is_lost(
     messages: list[Message], ahead: bytes | None
 ) -> None:
     """Other applications behind the same proxy read it as ever."""
@@ -65,11 +67,11 @@ def test_a_body_in_one_piece_is_sent_ahead_and_none_is_lost(
 
     async def send(_message: Message) -> None: ...
 
-    asyncio.run(BodyAhead(app)({**HEAD}, receive, send))
+    await BodyAhead(app)({**HEAD}, receive, send)
     assert seen == [ahead, *messages]
 
 
-def test_the_ingress_uses_a_body_sent_ahead_and_checks_its_size() -> None:
+async def test_the_ingress_uses_a_body_sent_ahead_and_checks_its_size() -> None:
     async def never() -> Message:
         await asyncio.Event().wait()
         raise AssertionError
@@ -85,49 +87,46 @@ def test_the_ingress_uses_a_body_sent_ahead_and_checks_its_size() -> None:
         return int(sent[0]["status"])
 
     fields = b'{"model": "target", "prompt": "Count to 7", "max_tokens": 4}'
-    assert asyncio.run(status(fields)) == 200
-    assert asyncio.run(status(fields + b" " * 1024)) == 413
+    assert await status(fields) == 200
+    assert await status(fields + b" " * 1024) == 413
 
 
 @pytest.mark.parametrize("spec_version", ["2.3", "2.4"])
-def test_a_reader_that_takes_nothing_pauses_its_request(spec_version: str) -> None:
-    async def serve() -> None:
-        sent: list[bytes] = []
-        inbox: asyncio.Queue[Message] = asyncio.Queue()
+async def test_a_reader_that_takes_nothing_pauses_its_request(spec_version: str) -> None:
+    sent: list[bytes] = []
+    inbox: asyncio.Queue[Message] = asyncio.Queue()
 
-        async def send(message: Message) -> None:
-            if message["type"] == "http.response.body":
-                sent.append(message["body"])
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            sent.append(message["body"])
 
-        async with local_api(make_config(limits={"unread_tokens": 16}), seconds=0.001) as (
-            api,
-            replicas,
-        ):
-            fields = (
-                b'{"model": "target", "prompt": "Count to 7", "max_tokens": 480, "seed": 7,'
-                b' "stream": true}'
-            )
-            inbox.put_nowait(part(fields))
-            scope = {**HEAD, REPORTS_WRITTEN: True, "asgi": {"spec_version": spec_version}}
-            serving = asyncio.create_task(make_http(api)(scope, inbox.get, send))
-            async with asyncio.timeout(30):
-                while not replicas.streams or (
-                    next(iter(replicas.streams.values())).unread_tokens <= 16
-                ):
-                    await asyncio.sleep(0.01)
-            await asyncio.sleep(0.3)
-            assert len(sent) == MAX_IN_TRANSIT, "nothing more is handed to the proxy"
-            assert next(iter(replicas.streams.values())).unread_tokens < 200, "paused"
-            while not serving.done():
-                inbox.put_nowait({"type": WRITTEN, "messages": MESSAGES_PER_REPORT})
+    async with local_api(make_config(limits={"unread_tokens": 16}), seconds=0.001) as (
+        api,
+        replicas,
+    ):
+        fields = (
+            b'{"model": "target", "prompt": "Count to 7", "max_tokens": 480, "seed": 7,'
+            b' "stream": true}'
+        )
+        inbox.put_nowait(part(fields))
+        scope = {**HEAD, REPORTS_WRITTEN: True, "asgi": {"spec_version": spec_version}}
+        serving = asyncio.create_task(make_http(api)(scope, inbox.get, send))
+        async with asyncio.timeout(30):
+            while not replicas.streams or (
+                next(iter(replicas.streams.values())).unread_tokens <= 16
+            ):
                 await asyncio.sleep(0.01)
-        events = [json.loads(line) for line in re.findall(rb"data: (\{.*\})", b"".join(sent))]
-        text = "".join(choice["text"] for event in events for choice in event["choices"])
-        async with local_api() as (api, _):
-            whole = await api.generate(json.loads(fields) | {"stream": False})
-        assert text == whole["choices"][0]["text"]
-
-    asyncio.run(asyncio.wait_for(serve(), 60))
+        await asyncio.sleep(0.3)
+        assert len(sent) == MAX_IN_TRANSIT, "nothing more is handed to the proxy"
+        assert next(iter(replicas.streams.values())).unread_tokens < 200, "paused"
+        while not serving.done():
+            inbox.put_nowait({"type": WRITTEN, "messages": MESSAGES_PER_REPORT})
+            await asyncio.sleep(0.01)
+    events = [json.loads(line) for line in re.findall(rb"data: (\{.*\})", b"".join(sent))]
+    text = "".join(choice["text"] for event in events for choice in event["choices"])
+    async with local_api() as (api, _):
+        whole = await api.generate(json.loads(fields) | {"stream": False})
+    assert text == whole["choices"][0]["text"]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +146,7 @@ def test_a_reader_that_takes_nothing_pauses_its_request(spec_version: str) -> No
         ((b"user-agent", b"caf\xe9"), True),
     ],
 )
-def test_headers_that_serve_acts_on_are_taken_out_and_named(
+async def test_headers_that_serve_acts_on_are_taken_out_and_named(
     header: tuple[bytes, bytes], kept: bool
 ) -> None:
     seen: list[Scope] = []
@@ -161,7 +160,7 @@ def test_headers_that_serve_acts_on_are_taken_out_and_named(
     async def send(_message: Message) -> None: ...
 
     given = {**HEAD, "headers": [*HEAD["headers"], header]}
-    asyncio.run(HeadersOfServe(app)(given, receive, send))
+    await HeadersOfServe(app)(given, receive, send)
     (scope,) = seen
     assert (header in scope["headers"]) is kept
     assert HEAD["headers"][0] in scope["headers"]

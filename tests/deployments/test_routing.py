@@ -6,6 +6,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -131,12 +132,8 @@ def test_heartbeats_reach_the_replicas_that_they_name() -> None:
         for message in streams[name]:
             read[name] += len(message.get("token_ids", ()))
 
-    with send_heartbeats(homes, read):
-        readers = [threading.Thread(target=follow, args=(name,)) for name in streams]
-        for reader in readers:
-            reader.start()
-        for reader in readers:
-            reader.join(60)
+    with send_heartbeats(homes, read), ThreadPoolExecutor(len(streams)) as readers:
+        list(readers.map(follow, streams, timeout=60))
     assert read == dict.fromkeys(streams, LONG.max_tokens)
 
 
@@ -276,17 +273,14 @@ def test_streams_of_replicas_that_are_replaced_go_on_to_their_end() -> None:
                 replaced.wait(90)  # unread, it pauses, and nearly all is still to come
             read[name] += len(message.get("token_ids", ()))
 
-    with send_heartbeats(homes, read):
-        readers = [threading.Thread(target=follow, args=(name,)) for name in streams]
-        for reader in readers:
-            reader.start()
+    with send_heartbeats(homes, read), ThreadPoolExecutor(len(streams)) as readers:
+        following = readers.map(follow, streams, timeout=150)
         begin_deploy(ONE)
         try:
             eventually(lambda: replica_states().get("STOPPING", 0) > 0, "one goes", within_s=60)
         finally:
             replaced.set()
-        for reader in readers:
-            reader.join(60)
+        list(following)
     for name, messages in received.items():
         assert messages[-1].get("finish") is not None, (name, messages[-1])
         assert len(tokens(messages)) == LONG.max_tokens

@@ -61,26 +61,16 @@ def signals(*replicas: tuple[float, float, float, float]) -> Signal:
 
 @pytest.mark.parametrize(
     ("replicas", "expected"),
-    [
-        ([(3, 0, 50, 1)], 1),
-        ([(8, 4, 50, 1)], 1),
-        ([(8, 5, 50, 1)], 2),
-        ([(8, 40, 50, 1)], 4),
-        ([(8, 5, 50, 1), (0, 0, 0, 1)], 2),
-        ([(2, 0, 50, 1), (2, 0, 50, 1)], 1),
-        ([(2, 0, 50, 0.5)], 2),
-        ([(0, 0, 0, 0.5), (0, 0, 0, 1)], 1),
-    ],
-    ids=[
-        "room",
-        "full",
-        "one too many wait",
-        "a burst",
-        "spread over two",
-        "two for what one can hold",
-        "SLOs are missed",
-        "SLOs were missed, nothing runs",
-    ],
+    {
+        "room": ([(3, 0, 50, 1)], 1),
+        "full": ([(8, 4, 50, 1)], 1),
+        "one too many wait": ([(8, 5, 50, 1)], 2),
+        "a burst": ([(8, 40, 50, 1)], 4),
+        "spread over two": ([(8, 5, 50, 1), (0, 0, 0, 1)], 2),
+        "two for what one can hold": ([(2, 0, 50, 1), (2, 0, 50, 1)], 1),
+        "SLOs are missed": ([(2, 0, 50, 0.5)], 2),
+        "SLOs were missed, nothing runs": ([(0, 0, 0, 0.5), (0, 0, 0, 1)], 1),
+    }.values(),
 )
 def test_waiting_requests_and_missed_slos_add_replicas(
     replicas: list[tuple[float, float, float, float]], expected: int

@@ -1,15 +1,14 @@
 """Serves the requests of one test case to their end, on any verifier with the zoo's drafters."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from benchmarks.generation import DraftPlan, Generation
@@ -19,18 +18,8 @@ from engine.drafters.loading import load_model_drafter, load_quantized
 from engine.drafters.model import ModelDrafter, make_runner
 from engine.drafters.runner import PackedRunner
 from engine.grammar.spec import OutputGrammar
-from engine.kv.blocks import KvState
 from engine.model import PackedModel
-from engine.protocol import (
-    Commit,
-    Drafter,
-    Failed,
-    Missing,
-    NoRoom,
-    Verdict,
-    Verifier,
-    VerifyOrder,
-)
+from engine.protocol import Commit, Drafter, Failed, Missing, NoRoom, Verdict, Verifier, VerifyOrder
 from engine.sampling.params import SamplingParams
 from tests.engine.grammar.oracle import grammars
 from tests.identity import Identity
@@ -191,28 +180,9 @@ class WrappedVerifier:
 
     def __init__(self, verifier: Verifier) -> None:
         self._verifier = verifier
-        self.vocab_size = verifier.vocab_size
-        self.max_context = verifier.max_context
-        self.stop_token_ids = verifier.stop_token_ids
-        self.verifies_trees = verifier.verifies_trees
-        self.follows_grammars = verifier.follows_grammars
 
-    def verify(
-        self, orders: Sequence[VerifyOrder]
-    ) -> Sequence[Verdict | Missing | NoRoom | Failed]:
-        return self._verifier.verify(orders)
-
-    def score(self, prompt: Sequence[int], token_ids: Sequence[int]) -> NDArray[np.float32]:
-        return self._verifier.score(prompt, token_ids)
-
-    def forget(self, requests: Iterable[str]) -> None:
-        self._verifier.forget(requests)
-
-    def blocks(self) -> KvState:
-        return self._verifier.blocks()
-
-    def roll_back(self, requests: Iterable[str]) -> None:
-        self._verifier.roll_back(requests)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._verifier, name)
 
 
 class CountingVerifier(WrappedVerifier):
@@ -246,7 +216,7 @@ def serve(
 
     `after_round` is called with the name of one request, in rotation.
     """
-    counting = CountingVerifier(verifier, seen)
+    counting: Any = CountingVerifier(verifier, seen)
     drafters = make_drafters()
     lanes = [None, *(drafter.name for drafter in drafters)]
     depth, width = SHAPES[case["shape"]]

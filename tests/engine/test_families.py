@@ -19,26 +19,9 @@ _ROPE = {"rope_theta": 10_000.0, "factor": 2.0}
 IGNORES = "ignores registered attention"
 REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
     "gptj": (hf.GPTJConfig(vocab_size=97, n_embd=32, n_layer=2, n_head=4, rotary_dim=4), IGNORES),
-    "codegen": (
-        hf.CodeGenConfig(vocab_size=97, n_embd=32, n_layer=2, n_head=4, rotary_dim=4),
-        IGNORES,
-    ),
-    "gpt_neo": (
-        hf.GPTNeoConfig(
-            vocab_size=97, hidden_size=32, num_layers=2, num_heads=4,
-            attention_types=[[["global", "local"], 1]],
-        ),
-        IGNORES,
-    ),
-    "falcon": (hf.FalconConfig(**_SMALL, num_attention_heads=4), IGNORES),
-    "bloom": (hf.BloomConfig(vocab_size=97, hidden_size=32, n_layer=2, n_head=4), IGNORES),
     "mpt": (hf.MptConfig(vocab_size=97, d_model=32, n_layers=2, n_heads=4), IGNORES),
     "mamba": (hf.MambaConfig(**_SMALL), "linear_attention"),
     "rwkv": (hf.RwkvConfig(**_SMALL), "recurrent state"),
-    "jamba": (
-        hf.JambaConfig(**_LLAMA, num_key_value_heads=2, attn_layer_period=2, attn_layer_offset=1),
-        "linear_attention",
-    ),
     "qwen3_next": (hf.Qwen3NextConfig(**_LLAMA, num_key_value_heads=2), "linear_attention"),
     "gemma2": (
         hf.Gemma2Config(

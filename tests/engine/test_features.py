@@ -14,20 +14,16 @@ from engine.drafters.runner import PackedRunner
 from engine.feature_buffer import FeatureBuffer
 from engine.hidden_states import HiddenStates, as_tensor
 from engine.model import PackedModel
-from engine.protocol import (
-    Commit,
-    FeatureRange,
-    Features,
-    Verdict,
-)
+from engine.protocol import FeatureRange, Features, Verdict
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
 from tests import reference
-from tests.checkpoints import VOCAB, blurred, llama
+from tests.checkpoints import VOCAB, blurred, eager_llama, llama
 from tests.engine.drafters.feature_reader import FeatureReader, check_features, stock_features
 from tests.engine.families import SUPPORTED, build
 from tests.engine.test_model import chain
 from tests.engine.verifiers.orders import order, verdict
+from tests.identity import joined
 
 LAYERS = (2, 0, 1)
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -38,13 +34,6 @@ PROMPTS = [[5, 6, 7], [*SHARED, 1], [*SHARED, 2], [3], [*SHARED, 3]]
 
 def target(**options: Any) -> PreTrainedModel:
     return llama(layers=4, **options)
-
-
-@pytest.fixture(scope="module")
-def eager() -> PreTrainedModel:
-    model = target()
-    model.set_attn_implementation("eager")
-    return model
 
 
 @pytest.mark.parametrize("family", SUPPORTED)
@@ -76,7 +65,7 @@ def test_bfloat16_travels_as_its_bits() -> None:
 @pytest.mark.parametrize("chunk", [512, 7])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])
 def test_drafters_get_the_features_of_all_they_read_and_outputs_stay(
-    params: SamplingParams, chunk: int, kv_tokens: int, eager: PreTrainedModel
+    params: SamplingParams, chunk: int, kv_tokens: int
 ) -> None:
     """With prompts that share a prefix, in chunks, and preempted requests, which are computed
     again."""
@@ -87,19 +76,13 @@ def test_drafters_get_the_features_of_all_they_read_and_outputs_stay(
     )
     reader = FeatureReader(inner, LAYERS)
     verifier = NativeVerifier(PackedModel(target(), kv_tokens=kv_tokens))
-    streams: dict[str, list[int]] = {}
-    commits = 0
-    for commit in generate(
-        verifier, PROMPTS, params, drafter=reader, depth=4, width=2, chunk=chunk
-    ):
-        assert isinstance(commit, Commit)
-        streams.setdefault(commit.request, []).extend(commit.token_ids)
-        commits += 1
-    assert streams == {
-        str(number): reference.generate(eager, prompt, params, params.seed or 0)
-        for number, prompt in enumerate(PROMPTS)
-    }
-    check_features(reader, eager)
+    served = generate(verifier, PROMPTS, params, drafter=reader, depth=4, width=2, chunk=chunk)
+    streams, commits = joined(served, len(PROMPTS))
+    assert streams == [
+        reference.generate(eager_llama(layers=4), prompt, params, params.seed or 0)
+        for prompt in PROMPTS
+    ]
+    check_features(reader, eager_llama(layers=4))
     assert commits < 0.7 * len(PROMPTS) * params.max_tokens
 
 

@@ -15,25 +15,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.generation import generate
 from cluster.built_in_models import TARGET, model_path
-from engine.hidden_states import HiddenStates
 from engine.model import PackedModel, Segment
-from engine.sampling.params import SamplingParams
 from engine.sampling.sampler import Row, choose
 from engine.verifiers.native import NativeVerifier
 from tests.engine.grammar.oracle import grammars
 from tests.engine.kv import integrity
-from tests.engine.streams import (
-    AMPLE,
-    DRAFTERS,
-    TIGHT,
-    Request,
-    check,
-    questions,
-    reference_target,
-    serve,
-)
+from tests.engine.streams import AMPLE, DRAFTERS, TIGHT, Request, check, reference_target, serve
 from tests.identity import Identity
 from tests.pairwise import Case, covering, one_at_a_time
 
@@ -182,22 +170,3 @@ def test_a_requests_stream_is_the_same_with_any_drafter() -> None:
     ]
     assert streams[0] == streams[1] == streams[2]
     assert len(np.unique([stream[0] for stream in streams[0]])) > 1, "requests do not differ"
-
-
-def test_a_cached_prefix_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The suite's factor `prompts` relies on equal prompts sharing KV."""
-    model = PackedModel.load(model_path(TARGET), dtype=torch.float32, device="cpu", kv_tokens=AMPLE)
-    rows: list[int] = []
-    forward = model.forward
-
-    def counting(segments: Sequence[Segment], states: HiddenStates | None) -> torch.Tensor:
-        rows.append(sum(len(segment.tokens) for segment in segments))
-        return forward(segments, states)
-
-    monkeypatch.setattr(model, "forward", counting)
-    prompt = questions(shared=True)[0]
-    params = SamplingParams(temperature=0, max_tokens=1)
-    streams = [list(generate(NativeVerifier(model), [prompt], params)) for _ in range(2)]
-    assert streams[0] == streams[1]
-    assert rows[0] == len(prompt)
-    assert rows[1] == len(prompt) - (len(prompt) - 1) // 16 * 16

@@ -35,40 +35,6 @@ def packed() -> PackedModel:
     return PackedModel(llama(), kv_tokens=512)
 
 
-@pytest.fixture
-def tree_segment(packed: PackedModel) -> Segment:
-    """A chain of six committed tokens, then a tree of two branches that waits for its forward."""
-    packed.kv.release("tree")
-    packed.kv.open("tree", [])
-    packed.forward([chain("tree", [5, 6, 7, 8, 9, 10])])
-    packed.kv.commit("tree", range(6), [5, 6, 7, 8, 9, 10])
-    tree = DraftTree.build([11, 12, 13], [ROOT, ROOT, 0], [0.5, 0.4, 0.5])
-    positions = (5 + tree.depth).astype(np.int32)
-    return Segment("tree", tree.tokens, positions, tree.ancestor_mask(), np.arange(3))
-
-
-def error_of_branch(packed: PackedModel, segment: Segment) -> float:
-    logits = packed.forward([segment])[2]
-    expected = from_scratch(packed.hf_model, [5, 6, 7, 8, 9, 10, 11, 13])
-    return float((logits - expected).abs().max())
-
-
-def test_tree_segment_is_exact(packed: PackedModel, tree_segment: Segment) -> None:
-    assert error_of_branch(packed, tree_segment) < 1e-4
-
-
-def test_a_position_off_by_one_shows(packed: PackedModel, tree_segment: Segment) -> None:
-    moved = replace(tree_segment, positions=tree_segment.positions + np.array([0, 0, 1], np.int32))
-    assert error_of_branch(packed, moved) > 1e-3
-
-
-def test_one_flipped_mask_bit_shows(packed: PackedModel, tree_segment: Segment) -> None:
-    assert tree_segment.mask is not None
-    flipped = tree_segment.mask.copy()
-    flipped[2, 1] = True
-    assert error_of_branch(packed, replace(tree_segment, mask=flipped)) > 1e-3
-
-
 def test_a_window_counts_positions_and_not_rows() -> None:
     """A branch longer than the window, whose rows lie after those of its siblings."""
     model = PackedModel(build(SUPPORTED["mistral"]), kv_tokens=64)
@@ -92,28 +58,6 @@ def test_only_wanted_rows_come_back_in_order(packed: PackedModel) -> None:
     packed.kv.release("b")
     expected = [from_scratch(packed.hf_model, tokens) for tokens in ([3, 4, 5], [3])]
     torch.testing.assert_close(logits, torch.stack(expected), atol=1e-4, rtol=0)
-
-
-def test_forward_without_wanted_rows_only_fills_the_cache(packed: PackedModel) -> None:
-    packed.kv.open("quiet", [])
-    segment = replace(chain("quiet", [3, 4, 5]), logits=np.array([], np.int32))
-    assert packed.forward([segment]).shape == (0, packed.vocab_size)
-    assert packed.kv.tail("quiet") == 3
-    packed.kv.release("quiet")
-
-
-def test_an_adopted_prefix_serves_as_if_computed(packed: PackedModel) -> None:
-    prompt = list(range(2, 42))
-    packed.kv.open("first", [])
-    packed.forward([chain("first", prompt)])
-    packed.kv.commit("first", range(len(prompt)), prompt)
-    adopted = packed.kv.open("second", prompt)
-    assert adopted == 32
-    packed.kv.release("first")
-    logits = packed.forward([chain("second", prompt[adopted:], adopted)])[-1]
-    packed.kv.release("second")
-    expected = from_scratch(packed.hf_model, prompt)
-    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
 def test_out_of_blocks_leaves_every_request_as_it_was(packed: PackedModel) -> None:

@@ -14,13 +14,13 @@ from engine.drafters.eagle3 import load_eagle3
 from engine.drafters.loading import load_quantized
 from engine.drafters.lookup import SuffixDrafter
 from engine.model import PackedModel
-from engine.protocol import Commit, Drafter, Verifier
+from engine.protocol import Drafter, Verifier
 from engine.sampling.params import SamplingParams
 from engine.tokenizer import load_tokenizer
 from engine.verifiers.native import NativeVerifier
 from engine.verifiers.vllm.loading import VllmSpec, load_vllm
 from tests.engine.verifiers.backends import EAGER
-from tests.identity import Identity
+from tests.identity import assert_identical, joined
 from tests.smollm2 import eager, needs_smollm2
 
 QUESTIONS = ("What is gravity?", "Count to 9.", "Repeat: a b c d, a b c d, a b c d")
@@ -42,12 +42,7 @@ def shipped_head(name: str) -> Drafter:
 
 def copy_of_target() -> Drafter:
     return load_quantized(
-        "copy",
-        smollm2_path(),
-        dtype=None,
-        device="cpu",
-        kv_tokens=2048,
-        target_vocab_size=49_152,
+        "copy", smollm2_path(), dtype=None, device="cpu", kv_tokens=2048, target_vocab_size=49_152
     ).drafter
 
 
@@ -65,8 +60,8 @@ def chats() -> list[list[int]]:
 def test_greedy_output_is_transformers_own() -> None:
     prompts = chats()
     stock = AutoModelForCausalLM.from_pretrained(smollm2_path(), dtype=torch.float32)
-    expected = {
-        str(number): stock.generate(
+    expected = [
+        stock.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
             max_new_tokens=TOKENS,
@@ -74,17 +69,13 @@ def test_greedy_output_is_transformers_own() -> None:
             do_sample=False,
             eos_token_id=-1,
         )[0, len(prompt) :].tolist()
-        for number, prompt in enumerate(prompts)
-    }
+        for prompt in prompts
+    ]
     verifier = native()
     drafters = (SuffixDrafter("suffix", 1000), *map(shipped_head, HEADS), copy_of_target())
     for drafter in (None, *drafters):
-        streams: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
-        verdicts = 0
-        for event in generate(verifier, prompts, PARAMS, drafter=drafter, depth=6):
-            assert isinstance(event, Commit)
-            streams[event.request] += event.token_ids
-            verdicts += 1
+        served = generate(verifier, prompts, PARAMS, drafter=drafter, depth=6)
+        streams, verdicts = joined(served, len(prompts))
         assert streams == expected
         assert (verdicts < TOKENS * len(prompts)) == (drafter is not None)
 
@@ -106,22 +97,17 @@ def vllm() -> Verifier:
 @needs_smollm2
 @pytest.mark.parametrize("load", [native, vllm])
 def test_sampled_streams_are_the_references_on_both_backends(load: Callable[[], Verifier]) -> None:
-    identity, verdicts = Identity(eager()), []
-    verifier, prompts = load(), chats()
+    verifier, prompts, verdicts = load(), chats(), list[int]()
     params = [
         SamplingParams(temperature=0.8, seed=seed, max_tokens=TOKENS, ignore_eos=True)
         for seed in range(len(prompts))
     ]
     for drafter in (None, SuffixDrafter("suffix", 1000), *map(shipped_head, HEADS)):
-        verdicts.append(0)
-        streams: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
-        for event in generate(verifier, prompts, params, drafter=drafter):
-            assert isinstance(event, Commit)
-            streams[event.request] += event.token_ids
-            verdicts[-1] += 1
-        for seed, (prompt, stream) in enumerate(zip(prompts, streams.values(), strict=True)):
-            identity.check(prompt, stream, params[seed], seed)
-    identity.finish()
+        streams, commits = joined(
+            generate(verifier, prompts, params, drafter=drafter), len(prompts)
+        )
+        assert_identical(eager(), prompts, streams, params)
+        verdicts.append(commits)
     assert max(verdicts[1:]) < verdicts[0], "a drafter has gained nothing"
 
 
@@ -141,12 +127,9 @@ def test_on_quantized_weights_drafts_and_batches_change_no_token(quantize: Quant
     def streams(
         numbers: Sequence[int], drafter: Drafter | None = None, depth: int = 4, chunk: int = 512
     ) -> list[list[int]]:
-        tokens: dict[str, list[int]] = {str(place): [] for place in range(len(numbers))}
         texts, own = [prompts[number] for number in numbers], [params[number] for number in numbers]
-        for event in generate(verifier, texts, own, drafter=drafter, depth=depth, chunk=chunk):
-            assert isinstance(event, Commit)
-            tokens[event.request] += event.token_ids
-        return list(tokens.values())
+        served = generate(verifier, texts, own, drafter=drafter, depth=depth, chunk=chunk)
+        return joined(served, len(numbers))[0]
 
     alone = [streams([number])[0] for number in range(len(prompts))]
     everyone = range(len(prompts))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from engine.model import PackedModel, Segment
-from engine.step_graphs import CONTEXTS, MOST_KV_ROWS, ROWS, StepGraphs, StepShape
+from engine.step_graphs import ROWS, StepGraphs
 from tests.checkpoints import llama
 from tests.engine.families import SUPPORTED, build
 from tests.engine.random_rounds import largest_error
@@ -44,14 +44,6 @@ def test_a_forward_that_fits_no_shape_runs_packed(answered: list[bool]) -> None:
     torch.testing.assert_close(
         logits, packed.forward([Segment("long", tokens, tokens, None, tokens[-1:])])
     )
-
-
-def test_the_smallest_shape_is_taken_whose_copies_are_bounded() -> None:
-    assert StepShape.of(3, 256) == (4, 256)
-    assert StepShape.of(64, 257) == (64, 512)
-    assert StepShape.of(65, 1) is None
-    assert StepShape.of(1, CONTEXTS[-1] + 1) is None
-    assert StepShape.of(MOST_KV_ROWS // CONTEXTS[-1] + 1, CONTEXTS[-1]) is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are captured on a GPU")

@@ -8,6 +8,7 @@ decisions by up to a millionth of themselves must change none of them.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +21,6 @@ from policies.protocols import (
     LaneBatch,
     Mask,
     RoundContext,
-    Schedule,
-    Selection,
-    Speculation,
     StepRule,
 )
 from policies.request import LaneView, RequestView, RoundOutcome
@@ -78,40 +76,33 @@ class Log:
 
 
 def logged(policies: Policies, log: Log) -> Policies:
-    return Policies(
-        LoggedSchedule(policies.schedule, log),
-        LoggedSelection(policies.selection, log),
-        LoggedSpeculation(policies.speculation, log),
-    )
+    schedule: Any = LoggedSchedule(policies.schedule, log)
+    selection: Any = LoggedSelection(policies.selection, log)
+    speculation: Any = LoggedSpeculation(policies.speculation, log)
+    return Policies(schedule, selection, speculation)
 
 
-class LoggedSchedule:
-    def __init__(self, schedule: Schedule, log: Log) -> None:
-        self._schedule = schedule
+class Logged:
+    """A policy that is asked as it is, but for the methods of the subclass."""
+
+    def __init__(self, policy: Any, log: Log) -> None:
+        self._policy = policy
         self._log = log
 
-    def arrive(self, request: RequestView, now: float) -> None:
-        self._schedule.arrive(request, now)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
 
+
+class LoggedSchedule(Logged):
     def pick(
         self, requests: Sequence[RequestView], running: Sequence[str], slots: int, now: float
     ) -> list[str]:
-        picked = self._schedule.pick(requests, running, slots, now)
+        picked: list[str] = self._policy.pick(requests, running, slots, now)
         self._log.add("run", " ".join(picked))
         return picked
 
-    def observe(self, outcomes: Sequence[RoundOutcome], now: float) -> None:
-        self._schedule.observe(outcomes, now)
 
-    def forget(self, request: str) -> None:
-        self._schedule.forget(request)
-
-
-class LoggedSelection:
-    def __init__(self, selection: Selection, log: Log) -> None:
-        self._selection = selection
-        self._log = log
-
+class LoggedSelection(Logged):
     def assign(
         self,
         requests: Sequence[RequestView],
@@ -119,36 +110,25 @@ class LoggedSelection:
         context: RoundContext,
         now: float,
     ) -> Mapping[str, str | None]:
-        chosen = self._selection.assign(requests, lanes, self._log.nudged(context), now)
+        nudged = self._log.nudged(context)
+        chosen: Mapping[str, str | None] = self._policy.assign(requests, lanes, nudged, now)
         self._log.add("lane", " ".join(f"{name}:{lane or '-'}" for name, lane in chosen.items()))
         return chosen
 
-    def likely_next(self, request: str) -> str | None:
-        return self._selection.likely_next(request)
-
     def observe(self, outcomes: Sequence[RoundOutcome]) -> None:
-        self._selection.observe(self._nudged(outcomes))
-
-    def forget(self, request: str) -> None:
-        self._selection.forget(request)
-
-    def _nudged(self, outcomes: Sequence[RoundOutcome]) -> Sequence[RoundOutcome]:
         factors = self._log.factors(len(outcomes)).tolist()
-        return [
+        nudged = [
             one._replace(seconds=one.seconds * factor)
             for one, factor in zip(outcomes, factors, strict=True)
         ]
+        self._policy.observe(nudged)
 
 
-class LoggedSpeculation:
-    def __init__(self, speculation: Speculation, log: Log) -> None:
-        self._speculation = speculation
-        self._log = log
-
+class LoggedSpeculation(Logged):
     def plan(
         self, batches: Sequence[LaneBatch], context: RoundContext, now: float
     ) -> list[DraftPlan]:
-        plans = self._speculation.plan(batches, self._log.nudged(context), now)
+        plans: list[DraftPlan] = self._policy.plan(batches, self._log.nudged(context), now)
         shown = [
             f"{batch.lane or '-'}:" + ",".join(_limit(*limit) for limit in plan.limits)
             for batch, plan in zip(batches, plans, strict=True)
@@ -163,9 +143,8 @@ class LoggedSpeculation:
         trees = candidates.trees
         confidence = trees.confidence * self._log.factors(len(trees.tokens))
         nudged = trees._replace(confidence=confidence.astype(np.float32))
-        kept = self._speculation.select(
-            replace(candidates, trees=nudged), self._log.nudged(context), now
-        )
+        moved = replace(candidates, trees=nudged)
+        kept: Mask = self._policy.select(moved, self._log.nudged(context), now)
         bounds = trees.starts.tolist()
         self._log.add("keep", " ".join(_bits(kept[begin:end]) for begin, end in pairwise(bounds)))
         return kept

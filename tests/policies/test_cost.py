@@ -35,11 +35,7 @@ def samples(
 
 
 @settings(deadline=None, derandomize=True)
-@given(
-    st.floats(1e-8, 1e-4),
-    st.floats(1e-6, 1e-2),
-    st.floats(1e-4, 1.0),
-)
+@given(st.floats(1e-8, 1e-4), st.floats(1e-6, 1e-2), st.floats(1e-4, 1.0))
 def test_linear_fit_recovers_a_line(alpha: float, gamma: float, delta: float) -> None:
     fitted = fit_linear(samples(ForwardCost(alpha, gamma, delta)))
     assert fitted.alpha == pytest.approx(alpha, rel=1e-4)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.flat_trees import best_chains, flatten, gather_trees, prune_each, split
-from policies.tree import ROOT, DraftTree
+from policies.tree import DraftTree
 from tests.policies.test_tree import by_path, token_path, trees
 from tests.policies.tree_lists import merged_each, path_confidence
 
@@ -63,26 +63,8 @@ def test_merge_is_the_union_of_paths_with_the_best_confidence(
 
 
 @SEEDED
-@given(trees())
-def test_merging_a_tree_with_itself_or_an_empty_one_changes_nothing(tree: DraftTree) -> None:
-    [(merged, sources)] = merged_each([[DraftTree.empty(), tree, tree]])
-    assert merged.tokens.tolist() == tree.tokens.tolist()
-    assert merged.parents.tolist() == tree.parents.tolist()
-    assert set(sources.tolist()) <= {0b110}
-
-
-def test_confident_drafters_of_different_tokens_are_scaled_to_a_sum_of_one() -> None:
-    one, other = DraftTree.chain([1, 2], [0.9, 0.8]), DraftTree.chain([3], [0.6])
-    [(merged, _)] = merged_each([[one, other]])
-    assert merged.parents.tolist() == [ROOT, 0, ROOT]
-    assert merged.confidence == pytest.approx([0.6, 0.8, 0.4])
-
-
-@SEEDED
 @given(st.lists(FORESTS, max_size=3))
-def test_the_best_chain_has_the_most_expected_tokens(
-    proposed: list[list[DraftTree]],
-) -> None:
+def test_the_best_chain_has_the_most_expected_tokens(proposed: list[list[DraftTree]]) -> None:
     merged = [tree for tree, _ in merged_each(proposed)]
     flat = flatten(merged)
     for tree, chain in zip(merged, split(prune_each(flat, best_chains(flat))), strict=True):
@@ -95,16 +77,6 @@ def test_the_best_chain_has_the_most_expected_tokens(
         assert not leaves or nodes[-1] in leaves, "a chain that ends early wastes a forward"
         assert float(path_confidence(chain).sum()) == pytest.approx(max(worth.values(), default=0))
         assert chain.confidence.tolist() == tree.confidence[nodes].tolist()
-
-
-def test_pruning_to_chains_returns_a_set_of_chains_itself() -> None:
-    chain, forked = DraftTree.chain([5, 6]), DraftTree.build([1, 2, 3], [ROOT, ROOT, 1], [0.5] * 3)
-    chains = flatten([chain])
-    assert prune_each(chains, best_chains(chains)) is chains
-    both = flatten([chain, forked])
-    kept = best_chains(both)
-    assert [tree.tokens.tolist() for tree in split(prune_each(both, kept))] == [[5, 6], [2, 3]]
-    assert kept.tolist() == [True, True, False, True, True]
 
 
 @SEEDED

@@ -47,14 +47,3 @@ def test_small_matchings_equal_brute_force(
     chosen = match(values, capacities, unmatched)
     assert_fits(chosen, capacities)
     assert total_value(values, unmatched, chosen) == pytest.approx(best)
-
-
-def test_as_many_are_matched_as_there_are_places() -> None:
-    values = np.random.default_rng(0).uniform(0, 1, (10, 2))
-    chosen = match(values, np.array([3, 4]), np.full(10, -100.0))
-    assert np.sum(chosen != UNMATCHED) == 7
-
-
-def test_lanes_without_places_and_no_lanes_at_all() -> None:
-    assert match(np.ones((2, 1)), np.array([0]), np.zeros(2)).tolist() == [UNMATCHED] * 2
-    assert match(np.ones((2, 0)), np.array([], np.intp), np.zeros(2)).tolist() == [UNMATCHED] * 2

@@ -24,7 +24,7 @@ from tests.policies.speculation.play import play
 from tests.policies.speculation.rounds import round_context, view
 
 play(Planner(None, {"lane": Calibration()}), [view("a"), view("b", tpot_s=0.001)],
-     lambda request, number: 0.8, round_context(), rounds=5)
+     0.8, round_context(), rounds=5)
 hedge, lanes = Hedge(), [selections.lane("x"), selections.lane("y")]
 context = selections.round_context(lanes)
 for _ in range(3):

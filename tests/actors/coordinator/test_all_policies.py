@@ -13,23 +13,16 @@ from actors.coordinator.events import Drafted, Event, LaneDown, Preempted, Verif
 from actors.coordinator.settings import Limits, Policies
 from cluster.plan.simulator.acceptance import Acceptance, synthetic
 from cluster.plan.simulator.device import Faults
-from cluster.plan.simulator.run import Cluster, DrafterSpec, simulate
+from cluster.plan.simulator.run import Cluster, DrafterSpec, named_policies, simulate
 from cluster.plan.simulator.verifier import KvMemory
 from cluster.plan.simulator.workload import Arrival
-from policies.catalogue import (
-    SCHEDULES,
-    SELECTIONS,
-    SPECULATIONS,
-    Calibrations,
-    fair,
-    make_schedule,
-    make_selection,
-    make_speculation,
-)
+from policies.catalogue import SCHEDULES, SELECTIONS, SPECULATIONS
 from policies.cost import ForwardCost
 from policies.microbatch import MicroBatchParams
-from policies.protocols import DraftPlan, LaneBatch, RoundContext, Schedule
+from policies.protocols import DraftPlan, LaneBatch, RoundContext
 from policies.request import Slo
+from policies.scheduling.fcfs import fcfs
+from policies.selection.fixed import Fixed as OneDrafter
 from policies.speculation.adaserve import AdaServe
 
 VERIFY = ForwardCost(alpha=1e-7, gamma=1e-5, delta=0.02, knee=64, gamma_more=2e-4)
@@ -70,19 +63,12 @@ CHAINS_ONLY = replace(CLUSTER, memory=KvMemory(320, swap_s_per_token=None), tree
 
 
 def serve(
-    schedule: Schedule, selection: str, speculation: str, cluster: Cluster = CLUSTER
+    schedule: str, selection: str, speculation: str, cluster: Cluster = CLUSTER
 ) -> list[Event]:
     """Requests join and leave, a lane and the verifier die, and the KV is small."""
     events: list[Event] = []
-
-    def make(calibrations: Calibrations) -> Policies:
-        return Policies(
-            schedule,
-            make_selection(selection, seed=3),
-            make_speculation(speculation, calibrations=calibrations),
-        )
-
-    report = simulate(ARRIVALS, cluster, make, LIMITS, seed=2, observe=events.append)
+    policies = named_policies(speculation, selection, schedule)
+    report = simulate(ARRIVALS, cluster, policies, LIMITS, seed=2, observe=events.append)
     assert len(report.served) == len(ARRIVALS)
     expected = {VerifierDown} if speculation == "off" else {VerifierDown, LaneDown}
     assert expected <= {type(event) for event in events}
@@ -94,7 +80,7 @@ def test_every_stream_is_the_targets_own(schedule: str) -> None:
     """Worth its seconds: every combination of selection and speculation with this schedule."""
     preempted = False
     for selection, speculation in product(SELECTIONS, SPECULATIONS):
-        events = serve(make_schedule(schedule), selection, speculation)
+        events = serve(schedule, selection, speculation)
         preempted |= any(isinstance(event, Preempted) for event in events)
     assert preempted or schedule == "fcfs"
 
@@ -111,24 +97,17 @@ def test_plans_know_all_active_requests_though_each_lane_is_planned_alone() -> N
             counts.append((context.active, len(planned)))
             return super().plan(batches, context, now)
 
-    def make(_calibrations: Calibrations) -> Policies:
-        return Policies(make_schedule("fcfs"), make_selection("fixed"), Counting())
-
+    policies = Policies(fcfs(), OneDrafter(), Counting())
     apart = MicroBatchParams(parts=2)
-    simulate(ARRIVALS, CLUSTER, make, LIMITS, pipeline=apart, seed=2)
+    simulate(ARRIVALS, CLUSTER, lambda _: policies, LIMITS, pipeline=apart, seed=2)
     assert all(planned <= active <= LIMITS.max_batch for active, planned in counts)
     assert any(planned < active for active, planned in counts)
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_fairness_around_a_schedule_loses_nothing_either(schedule: str) -> None:
-    serve(fair(make_schedule(schedule)), "hedge", "planner")
 
 
 @pytest.mark.parametrize("speculation", SPECULATIONS)
 def test_a_verifier_of_chains_is_given_chains(speculation: str) -> None:
     """Whatever the policy drafts, and however lookup and a lane disagree."""
-    events = serve(fair(make_schedule("default")), "hedge", speculation, CHAINS_ONLY)
+    events = serve("default", "hedge", speculation, CHAINS_ONLY)
     rounds = [o for event in events if isinstance(event, Verified) for o in event.outcomes]
     assert any(outcome.accepted for outcome in rounds) == (speculation != "off")
     assert all(outcome.drafted <= outcome.depth for outcome in rounds)

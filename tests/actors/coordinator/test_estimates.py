@@ -50,9 +50,13 @@ def learn(
         )
 
 
-def test_waiting_for_the_drafts_of_other_requests_is_no_queueing() -> None:
-    context = rounds(drafted=True, extra_s=0.0).context()
-    assert context.waiting_s == pytest.approx(0.0, abs=1e-6)
+@pytest.mark.parametrize("queueing_s", [0.0, 0.008])
+def test_only_time_in_which_the_verifier_works_for_other_requests_is_queueing(
+    queueing_s: float,
+) -> None:
+    """Waiting for the drafts of other requests is none."""
+    context = rounds(drafted=True, extra_s=0.0, queueing_s=queueing_s).context()
+    assert context.waiting_s == pytest.approx(queueing_s, rel=0.05, abs=1e-6)
     assert context.handling_s == pytest.approx(0.0, abs=1e-6)
 
 
@@ -62,12 +66,6 @@ def test_handling_is_the_extra_time_of_rounds_in_which_drafters_are_called(depth
     learn(estimates, drafted=True, extra_s=0.002, depth=depth)
     assert estimates.context().handling_s == pytest.approx(0.0015, rel=0.05)
     assert estimates.context().waiting_s == pytest.approx(0.0005, rel=0.05)
-
-
-def test_time_in_which_the_verifier_works_for_other_requests_is_queueing() -> None:
-    context = rounds(drafted=True, extra_s=0.0, queueing_s=0.008).context()
-    assert context.waiting_s == pytest.approx(0.008, rel=0.05)
-    assert context.handling_s == pytest.approx(0.0, abs=1e-6)
 
 
 def test_costs_of_deep_drafts_are_not_extrapolated_from_shallow_ones() -> None:

@@ -1,20 +1,13 @@
 """Features through the coordinator, in virtual time: what lanes are sent, lose and do without."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from transformers import PreTrainedModel
 
 from actors.coordinator.estimates import Costs, Estimates
-from actors.coordinator.events import (
-    CaughtUp,
-    Event,
-    FeaturesLost,
-    LaneDown,
-    Verified,
-)
+from actors.coordinator.events import CaughtUp, Event, FeaturesLost, LaneDown, Verified
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Lane, Limits, Policies
 from cluster.plan.simulator.clock import run
@@ -29,7 +22,7 @@ from policies.speculation.fixed import Fixed
 from tests.actors.coordinator.fake_hosts import PacedDrafter, PacedVerifier, never
 from tests.actors.coordinator.policies import Touring
 from tests.actors.coordinator.test_loop import PARAMS, PROMPTS, make_drafter, plainly, read
-from tests.checkpoints import llama
+from tests.checkpoints import eager_llama, llama
 from tests.engine.drafters.feature_reader import FeatureReader, check_features
 
 LAYERS = {"near": (1,), "head": (0, 1)}
@@ -92,20 +85,27 @@ class Served:
             lanes,
             Policies(options.get("schedule") or fcfs(), Touring(self._stay), Fixed()),
             Estimates(
-                Costs(ForwardCost(0, 1e-5, 0.01), costs, 64, {}, 64),
-                [lane.view for lane in lanes],
+                Costs(ForwardCost(0, 1e-5, 0.01), costs, 64, {}, 64), [lane.view for lane in lanes]
             ),
             options.get("limits", Limits(max_batch=4, kv_tokens=1024)),
             observe=self.events.append,
+            lessons=options.get("lessons"),
         )
+        teachers: Mapping[int, str] = options.get("teachers", {})
 
         async def client(number: int) -> list[int]:
             await asyncio.sleep(0.015 * number)
-            return await read(coordinator.submit(str(number), prompts[number], PARAMS[number]))
+            who = {"tenant": teachers.get(number, ""), "may_teach": number in teachers}
+            submitted = coordinator.submit(str(number), prompts[number], PARAMS[number], **who)
+            return await read(submitted)
 
+        learning = asyncio.create_task(options.get("learning", asyncio.sleep)(3600))
         prompts = options.get("prompts", PROMPTS)
         self.streams = list(await asyncio.gather(*map(client, range(len(prompts)))))
-        await asyncio.sleep(1)
+        self.took_s = asyncio.get_running_loop().time()
+        await asyncio.sleep(60)
+        assert not learning.done()
+        learning.cancel()
         await coordinator.close()
 
     def _verifier(self) -> NativeVerifier:
@@ -129,23 +129,16 @@ def expected() -> list[list[int]]:
     return plainly(PROMPTS, PARAMS)
 
 
-@pytest.fixture(scope="module")
-def eager() -> PreTrainedModel:
-    model = llama()
-    model.set_attn_implementation("eager")
-    return model
-
-
 @pytest.mark.parametrize("heads", [("head",), ("near", "head")])
 def test_heads_get_the_features_of_their_layers_while_requests_switch_lanes(
-    heads: Sequence[str], expected: list[list[int]], eager: PreTrainedModel
+    heads: Sequence[str], expected: list[list[int]]
 ) -> None:
     served = Served(heads)
     assert served.streams == expected
     assert not served.seen(FeaturesLost)
     assert served.seen(CaughtUp)
     for reader in served.readers:
-        check_features(reader, eager)
+        check_features(reader, eager_llama())
     accepted = sum(o.accepted for event in served.seen(Verified) for o in event.outcomes)
     assert accepted > 40
 
@@ -157,7 +150,7 @@ def test_without_heads_nothing_is_asked_of_the_verifier(expected: list[list[int]
 
 
 def test_a_restarted_head_leaves_requests_out_whose_features_are_gone(
-    expected: list[list[int]], eager: PreTrainedModel
+    expected: list[list[int]],
 ) -> None:
     served = Served(head_lost=lambda call: call == 9)
     assert served.streams == expected
@@ -165,7 +158,7 @@ def test_a_restarted_head_leaves_requests_out_whose_features_are_gone(
     assert served.seen(FeaturesLost)
     assert len(served.seen(FeaturesLost)) <= len(PROMPTS)
     assert len(served.readers) == 2
-    check_features(served.readers[0], eager)
+    check_features(served.readers[0], eager_llama())
     lost = {event.request for event in served.seen(FeaturesLost)}
     asked = {name: order.features is not None for name, order in served.last_orders.items()}
     assert asked == {name: name not in lost for name in asked}
@@ -179,16 +172,14 @@ def test_a_head_that_cannot_be_loaded_again_is_kept_no_features(expected: list[l
     assert not any(order.features is not None for order in served.last_orders.values())
 
 
-def test_a_lost_verifier_computes_features_again(
-    expected: list[list[int]], eager: PreTrainedModel
-) -> None:
+def test_a_lost_verifier_computes_features_again(expected: list[list[int]]) -> None:
     """Also for a head that was restarted before, which can then draft again."""
     served = Served(
         lanes=["head"], head_lost=lambda call: call == 5, verifier_lost=lambda call: call == 12
     )
     assert served.streams == expected
     for reader in served.readers:
-        check_features(reader, eager)
+        check_features(reader, eager_llama())
     left_out = {event.request for event in served.seen(FeaturesLost)}
     assert left_out & {request for request, _, _ in served.readers[1].read}
 
@@ -196,7 +187,7 @@ def test_a_lost_verifier_computes_features_again(
 @pytest.mark.parametrize("own_processors", [True, False])
 @pytest.mark.parametrize("prompts", [[[8, 9, 7] * 40], [[8, 9, 7] * 40, [9] * 100, [3] * 80]])
 def test_long_prompts_are_read_while_they_are_prefilled(
-    prompts: list[list[int]], own_processors: bool, eager: PreTrainedModel
+    prompts: list[list[int]], own_processors: bool
 ) -> None:
     """They have more features than are kept; no order brings a lane more than are."""
     limits = Limits(max_batch=4, kv_tokens=1024, feature_tokens=32, forward_tokens=12)
@@ -204,7 +195,7 @@ def test_long_prompts_are_read_while_they_are_prefilled(
     assert served.streams == plainly(prompts, PARAMS[: len(prompts)])
     assert not served.seen(FeaturesLost)
     for reader in served.readers:
-        check_features(reader, eager)
+        check_features(reader, eager_llama())
         seen: dict[str, int] = {}
         for request, _tokens, rows in reader.read:
             assert len(rows) - seen.get(request, 0) <= 32

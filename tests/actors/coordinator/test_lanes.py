@@ -56,28 +56,16 @@ def assigned(first: RequestState, second: RequestState) -> dict[str, str | None]
     return found
 
 
-def test_a_place_is_given_to_the_first() -> None:
-    found = assigned(request("first", 0), request("second", 0))
-    assert (found["first"], found["second"]) == (HEAD, None)
-
-
+@pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("cannot_draft", [off, failed, without_features, barred])
 def test_a_request_for_which_no_lane_can_draft_takes_no_place(
-    cannot_draft: Callable[[RequestState], None],
+    cannot_draft: Callable[[RequestState], None], named: bool
 ) -> None:
+    """Whether it names its drafter or not."""
     first = request("first", 0)
-    cannot_draft(first)
-    found = assigned(first, request("second", 0))
-    assert found.get("first") is None
-    assert found["second"] == HEAD
-
-
-@pytest.mark.parametrize("cannot_draft", [off, failed, without_features, barred])
-def test_nor_does_one_that_names_its_drafter(cannot_draft: Callable[[RequestState], None]) -> None:
-    first = request("first", 0)
-    first.drafter = HEAD
+    first.drafter = HEAD if named else None
     found = assigned(first, request("second", 0))
     assert (found["first"], found["second"]) == (HEAD, None)
     cannot_draft(first)
     found = assigned(first, request("second", 0))
-    assert (found["first"], found["second"]) == (None, HEAD)
+    assert (found.get("first"), found["second"]) == (None, HEAD)

@@ -1,37 +1,25 @@
 """What a replica hands to a trainer: whole requests that may teach, with the target's features."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.lessons import Lessons
-from actors.coordinator.loop import Coordinator
-from actors.coordinator.settings import Lane, Limits, Policies
+from actors.coordinator.settings import Limits
 from actors.learning.replica_side import Answer, ExchangeLessons, Learning, Report
-from cluster.plan.simulator.clock import run
 from engine.learning.lessons import Lesson, LessonMemory
-from engine.model import PackedModel
-from engine.protocol import Drafter
-from engine.verifiers.native import NativeVerifier
-from policies.cost import ForwardCost
-from policies.request import LaneView
-from policies.scheduling.fcfs import fcfs
-from policies.speculation.fixed import Fixed
-from tests.actors.coordinator.fake_hosts import PacedDrafter, PacedVerifier
-from tests.actors.coordinator.policies import Touring
-from tests.actors.coordinator.test_loop import PARAMS, PROMPTS, make_drafter, plainly, read
-from tests.checkpoints import llama
-from tests.engine.drafters.feature_reader import FeatureReader, stock_features
+from tests.actors.coordinator.test_features import Served
+from tests.actors.coordinator.test_loop import PARAMS, PROMPTS, plainly
+from tests.checkpoints import eager_llama
+from tests.engine.drafters.feature_reader import stock_features
 
 LAYERS = (0, 1)
-MAY_TEACH = {"0": "named", "3": "other"}
+MAY_TEACH = {0: "named", 3: "other"}
 """By request, its tenant."""
-
-
 LIMITS = Limits(max_batch=4, kv_tokens=1024)
 
 
@@ -40,54 +28,12 @@ def serve(
 ) -> tuple[list[list[int]], float]:
     """All prompts, by a lane without features and one that learns, and the virtual time that it
     took. `exchange`: reaches the trainer."""
-
-    async def serve_all() -> tuple[list[list[int]], float]:
-        drafters: dict[str, Callable[[], Drafter]] = {
-            "near": lambda: make_drafter("near", 0.02),
-            "head": lambda: FeatureReader(make_drafter("head", 0.02), LAYERS),
-        }
-        lanes = [
-            Lane(
-                LaneView(name, name, capacity=8),
-                PacedDrafter(make),
-                feature_layers=LAYERS if name == "head" else (),
-            )
-            for name, make in drafters.items()
-        ]
-        costs = dict.fromkeys(drafters, ForwardCost(0, 0, 0.0003))
-        coordinator = Coordinator(
-            PacedVerifier(lambda: NativeVerifier(PackedModel(llama(), kv_tokens=2048))),
-            lanes,
-            Policies(fcfs(), Touring(6), Fixed()),
-            Estimates(
-                Costs(ForwardCost(0, 1e-5, 0.01), costs, 64, {}, 64), [one.view for one in lanes]
-            ),
-            limits,
-            lessons=lessons,
-        )
-        if exchange is not None:
-            side = Learning("replica", exchange, lessons, {}, lambda *_: None)
-            learning = asyncio.create_task(side.run())
-        streams = [
-            coordinator.submit(
-                str(number),
-                prompt,
-                PARAMS[number],
-                tenant=MAY_TEACH.get(str(number), "unnamed"),
-                may_teach=str(number) in MAY_TEACH,
-            )
-            for number, prompt in enumerate(PROMPTS)
-        ]
-        read_all = list(await asyncio.gather(*map(read, streams)))
-        took_s = asyncio.get_running_loop().time()
-        await asyncio.sleep(60)  # several reports
-        if exchange is not None:
-            assert not learning.done()
-            learning.cancel()
-        await coordinator.close()
-        return read_all, took_s
-
-    return run(serve_all())
+    options: dict[str, Any] = {}
+    if exchange is not None:
+        side = Learning("replica", exchange, lessons, {}, lambda *_: None)
+        options["learning"] = lambda _seconds: side.run()
+    served = Served(lessons=lessons, limits=limits, teachers=MAY_TEACH, **options)
+    return served.streams, served.took_s
 
 
 def test_requests_that_may_teach_do_so_with_all_their_features() -> None:
@@ -96,12 +42,10 @@ def test_requests_that_may_teach_do_so_with_all_their_features() -> None:
     assert serve(lessons)[0] == plainly(PROMPTS, PARAMS)
     taught, served = lessons.take()
     assert {lesson.tenant for lesson in taught} == {*MAY_TEACH.values()}
-    model = llama()
-    model.set_attn_implementation("eager")
     for lesson in taught:
-        number = next(int(n) for n, tenant in MAY_TEACH.items() if tenant == lesson.tenant)
+        number = next(n for n, tenant in MAY_TEACH.items() if tenant == lesson.tenant)
         assert [*lesson.tokens[: lesson.prompt_len]] == PROMPTS[number]
-        expected = stock_features(model, lesson.tokens, LAYERS)[: len(lesson.features)]
+        expected = stock_features(eager_llama(), lesson.tokens, LAYERS)[: len(lesson.features)]
         np.testing.assert_allclose(lesson.features, expected, atol=1e-4)
         assert lesson.answered == len(lesson.tokens) - lesson.prompt_len
     assert {(one.version, one.tenant) for one in served} == {(0, "named"), (0, "other")}

@@ -36,7 +36,6 @@ from engine.protocol import Commit
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
 from policies.cost import ForwardCost
-from policies.estimates.acceptance import AcceptanceEstimates
 from policies.microbatch import MicroBatchParams
 from policies.protocols import Schedule
 from policies.request import LaneView, Slo
@@ -46,8 +45,9 @@ from policies.speculation.fixed import Fixed
 from tests import prompt_logprobs
 from tests.actors.coordinator.fake_hosts import Lost, PacedDrafter, PacedVerifier, never
 from tests.actors.coordinator.policies import Touring
-from tests.checkpoints import CONTEXT, VOCAB, blurred, llama
+from tests.checkpoints import CONTEXT, VOCAB, blurred, eager_llama, llama
 from tests.engine.kv import integrity
+from tests.identity import joined
 
 Kind = TypeVar("Kind", bound=Event)
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -148,11 +148,7 @@ async def read(stream: Stream, pause_s: float = 0.0) -> list[int]:
 
 
 def plainly(prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
-    streams: list[list[int]] = [[] for _ in prompts]
-    for event in generate(make_verifier(), prompts, params):
-        assert isinstance(event, Commit)
-        streams[int(event.request)] += event.token_ids
-    return streams
+    return joined(generate(make_verifier(), prompts, params), len(prompts))[0]
 
 
 async def serve_all(service: Service, params: Sequence[SamplingParams] = PARAMS) -> list[list[int]]:
@@ -306,14 +302,12 @@ async def test_prompt_logprobs_come_once_and_complete_although_the_verifier_is_l
     before = await read(submit("before", prompt, GREEDY))  # leaves it in the prefix cache
     resubmitted = submit("again", prompt, with_logprobs, output=before[:4])
     streams = [submit(str(number), prompt, with_logprobs) for number in range(3)]
-    target = llama()
-    target.set_attn_implementation("eager")
 
     async def commits(stream: Stream) -> list[Commit]:
         return [commit async for commit in stream]
 
     for first, *later in await asyncio.gather(*map(commits, streams)):
-        prompt_logprobs.check(target, prompt, 2, first.prompt_logprobs)
+        prompt_logprobs.check(eager_llama(), prompt, 2, first.prompt_logprobs)
         assert all(commit.prompt_logprobs is None for commit in later)
     for commit in await commits(resubmitted):
         assert commit.prompt_logprobs is None, "the first attempt has returned them"
@@ -321,50 +315,19 @@ async def test_prompt_logprobs_come_once_and_complete_although_the_verifier_is_l
     await service.end()
 
 
-async def test_what_a_lost_drafter_did_not_draft_is_no_evidence_against_it(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("lost", [False, True])
+async def test_rounds_go_on_without_a_late_drafter_and_use_it_again_when_it_is_there(
+    lost: bool,
 ) -> None:
-    misses: list[str] = []
-    monkeypatch.setattr(
-        AcceptanceEstimates, "observe_miss", lambda _self, _requests, lane: misses.append(lane)
-    )
-    service = Service(drafter_lost=lambda call: call == 3, drafter_slow={8: 0.6})
-    await serve_all(service, [replace(params, max_tokens=60) for params in PARAMS])
-    assert service.near.missing, "a new drafter has read nothing"
-    assert "ngram" in misses, "it has drafted, and found nothing"
-    assert "near" not in misses
-
-
-async def test_internal_requests_leave_no_estimates() -> None:
-    service = Service()
-    for number in range(20):
-        both = [
-            service.coordinator.submit(f"{name}{number}", [5, 6], GREEDY, internal=internal)
-            for name, internal in (("own", True), ("client", False))
-        ]
-        await asyncio.gather(*map(read, both))
-    assert len(service.estimates.acceptance.tables.own) < 20
-    await service.end()
-
-
-async def test_rounds_go_on_without_a_late_drafter_and_use_it_again_when_it_has_answered() -> None:
-    service = Service(drafter_slow={3: 0.6})
+    service = Service(drafter_slow={3: 0.6}, drafter_lost=lambda call: lost and call == 3)
     long = [replace(params, max_tokens=60) for params in PARAMS]
     assert await serve_all(service, long) == plainly(PROMPTS, long)
     rounds = [event.at_s for event in service.seen(Verified)]
     longest_s = max(later - earlier for earlier, later in pairwise(rounds))
     assert 0.5 < longest_s < 0.55, "limits.slow_drafter_s and a round"
-    assert not service.seen(LaneDown)
+    assert len(service.seen(LaneDown)) == len(service.seen(LaneUp)) == lost
     assert service.near.calls > 4, "the lane is not used again"
-    assert not service.near.missing, "what it has read while nothing waited is known"
-
-
-async def test_a_late_drafter_that_is_lost_delays_nothing_any_more() -> None:
-    service = Service(drafter_slow={3: 0.6}, drafter_lost=lambda call: call == 3)
-    long = [replace(params, max_tokens=60) for params in PARAMS]
-    assert await serve_all(service, long) == plainly(PROMPTS, long)
-    assert len(service.seen(LaneDown)) == len(service.seen(LaneUp)) == 1
-    assert service.near.calls > 4, "the lane is not used again"
+    assert lost or not service.near.missing, "what it has read while nothing waited is known"
 
 
 async def test_a_request_that_kills_drafters_is_left_out_and_others_are_drafted_for() -> None:
@@ -489,8 +452,7 @@ async def test_new_micro_batch_parameters_apply_to_the_next_micro_batches() -> N
     await asyncio.sleep(0.2)
     assert len(service.seen(Verified)[-1].outcomes) == 4
     service.coordinator.use(
-        Policies(service.schedule, service.selection, Fixed()),
-        MicroBatchParams(parts=2),
+        Policies(service.schedule, service.selection, Fixed()), MicroBatchParams(parts=2)
     )
     await asyncio.sleep(0.1)
     assert [len(round.outcomes) for round in service.seen(Verified)[-4:]] == [2] * 4

@@ -5,17 +5,13 @@ not at all, are preempted and swapped; hosts are lost; policies are replaced.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from actors.coordinator.estimates import Costs, Estimates
 from actors.coordinator.loop import Coordinator
@@ -41,6 +37,7 @@ from policies.cost import ForwardCost
 from policies.microbatch import MicroBatchParams
 from policies.request import LaneView, Slo
 
+T = TypeVar("T")
 LONGEST = 160
 KV_TOKENS = 400
 OUTPUTS = {f"r{number}": 1 + (37 * number) % 90 for number in range(60)}
@@ -136,13 +133,19 @@ class Scenarios(RuleBasedStateMachine):
             most_tokens=24,
         )
         self.estimates = Estimates(costs, [lane.view for lane in self.lanes])
-        self.loop.run_until_complete(self._start(MicroBatchParams(parts=parts)))
-
-    async def _start(self, pipeline: MicroBatchParams) -> None:
         policies = self._policies("default", "hedge", "planner")
-        self.coordinator = Coordinator(
-            self.verifier, self.lanes, policies, self.estimates, self.limits, pipeline
+        pipeline = MicroBatchParams(parts=parts)
+        self.coordinator = self.on_loop(
+            lambda: Coordinator(
+                self.verifier, self.lanes, policies, self.estimates, self.limits, pipeline
+            )
         )
+
+    def on_loop(self, act: Callable[[], T]) -> T:
+        async def acting() -> T:
+            return act()
+
+        return self.loop.run_until_complete(acting())
 
     def _policies(self, schedule: str, selection: str, speculation: str) -> Policies:
         return Policies(
@@ -156,34 +159,20 @@ class Scenarios(RuleBasedStateMachine):
         prompt_len=st.integers(1, 60),
         max_tokens=st.integers(1, 100),
         seed=st.integers(0, 3),
-        tpot_s=st.sampled_from([None, 0.01, 0.05]),
+        slo=st.sampled_from([Slo(), Slo(tpot_s=0.01), Slo(tpot_s=0.05)]),
         priority=st.integers(0, 1),
         speculate=st.booleans(),
     )
     def submit(
-        self,
-        name: str,
-        prompt_len: int,
-        max_tokens: int,
-        seed: int,
-        tpot_s: float | None,
-        priority: int,
-        speculate: bool,
+        self, name: str, prompt_len: int, max_tokens: int, seed: int, **options: Any
     ) -> None:
         if name in self.readers:
             return
 
-        async def submit() -> None:
+        def submit() -> None:
             params = SamplingParams(max_tokens=max_tokens, seed=seed)
             try:
-                stream = self.coordinator.submit(
-                    name,
-                    [1] * prompt_len,
-                    params,
-                    slo=Slo(tpot_s=tpot_s),
-                    priority=priority,
-                    speculate=speculate,
-                )
+                stream = self.coordinator.submit(name, [1] * prompt_len, params, **options)
             except Overloaded:
                 return
             reads = asyncio.Event()
@@ -191,7 +180,7 @@ class Scenarios(RuleBasedStateMachine):
             reader = self.readers[name] = Reader(stream, seed, max_tokens, reads)
             self.tasks.append(asyncio.create_task(reader.run()))
 
-        self.loop.run_until_complete(submit())
+        self.on_loop(submit)
 
     @rule(seconds=st.floats(0.001, 1.5))
     def wait(self, seconds: float) -> None:
@@ -202,10 +191,7 @@ class Scenarios(RuleBasedStateMachine):
     def cancel(self, pick: int) -> None:
         name, reader = self._picked(pick)
         reader.cancelled = True
-        self.loop.run_until_complete(self._cancel(name))
-
-    async def _cancel(self, name: str) -> None:
-        self.coordinator.cancel(name)
+        self.on_loop(lambda: self.coordinator.cancel(name))
 
     @precondition(lambda self: self.readers)
     @rule(pick=picks)
@@ -229,17 +215,10 @@ class Scenarios(RuleBasedStateMachine):
         parts=st.sampled_from([None, 1, 2]),
     )
     def change_policies(
-        self,
-        schedule: str,
-        selection: str,
-        speculation: str,
-        parts: int | None,
+        self, schedule: str, selection: str, speculation: str, parts: int | None
     ) -> None:
-        async def change() -> None:
-            policies = self._policies(schedule, selection, speculation)
-            self.coordinator.use(policies, MicroBatchParams(parts=parts))
-
-        self.loop.run_until_complete(change())
+        policies = self._policies(schedule, selection, speculation)
+        self.on_loop(lambda: self.coordinator.use(policies, MicroBatchParams(parts=parts)))
 
     @invariant()
     def no_request_is_far_ahead_of_its_reader(self) -> None:

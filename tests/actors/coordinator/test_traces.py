@@ -9,7 +9,7 @@ from actors.coordinator.round_draft import MOST_NODES, MergedTree, RoundDraft, r
 from engine.protocol import Commit, RoundTrace
 from policies.flat_trees import flatten
 from policies.tree import ROOT, DraftTree
-from tests.actors.coordinator.test_loop import GREEDY, PARAMS, PROMPTS, Service, plainly
+from tests.actors.coordinator.test_loop import PARAMS, PROMPTS, Service, plainly
 
 
 async def commits_of(service: Service, number: int, traced: bool) -> list[Commit]:
@@ -55,14 +55,6 @@ async def test_a_trace_says_who_has_proposed_each_token_and_changes_none() -> No
     assert {"near", "far", "ngram"} >= proposed >= {"near", "ngram"}
     assert sum(commit.trace["accepted"] for commit in traced if commit.trace) > 10
     assert all(commit.trace is None for commits in answers[1::2] for commit in commits)
-    await service.end()
-
-
-async def test_without_speculation_all_tokens_are_the_targets() -> None:
-    service = Service()
-    stream = service.coordinator.submit("1", PROMPTS[0], GREEDY, speculate=False, traced=True)
-    traces = [commit.trace async for commit in stream]
-    assert all(trace and not trace["accepted"] and not trace["nodes"] for trace in traces)
     await service.end()
 
 

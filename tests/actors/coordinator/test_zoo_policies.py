@@ -7,21 +7,16 @@ is a function of prompt, seed and parameters alone, so all others must repeat th
 
 import asyncio
 import itertools
-import json
-from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, Verified
 from actors.coordinator.loop import Coordinator
 from actors.coordinator.settings import Limits, Policies
 from actors.hosts.fleet import Fleet, start_fleet
-from cluster.built_in_models import TARGET, model_path
 from cluster.config import DrafterConfig, TargetConfig
-from engine.draft_profile import DraftCosts
 from engine.sampling.params import SamplingParams
 from policies.catalogue import (
     SCHEDULES,
@@ -32,15 +27,12 @@ from policies.catalogue import (
     make_selection,
     make_speculation,
 )
-from policies.cost import ForwardSample
 from policies.microbatch import MicroBatchParams
-from tests.identity import Identity
+from tests.engine.streams import questions, reference_target
+from tests.identity import assert_identical
 from tests.pairwise import Case, covering, one_at_a_time
 
-PIPELINES = {
-    "searched": MicroBatchParams(),
-    "halves": MicroBatchParams(parts=2),
-}
+PIPELINES = {"searched": MicroBatchParams(), "halves": MicroBatchParams(parts=2)}
 FACTORS = {
     "selection": ("hedge", *(name for name in SELECTIONS if name != "hedge")),
     "speculation": ("planner", *(name for name in SPECULATIONS if name != "planner")),
@@ -51,23 +43,11 @@ KV_TOKENS = 2048
 LIMITS = Limits(max_batch=3, max_waiting=8, kv_tokens=KV_TOKENS)
 """Fewer slots than requests: some wait, and some schedules preempt."""
 MAX_TOKENS = 20
-QUESTIONS = (
-    "Count to 9.",
-    "List 6 animals.",
-    'Repeat "blue cup" 4 times.',
-    "What does os.path.join do?",
-    "Make a table of 5 rivers with length.",
-)
 Streams = list[tuple[int, ...]]
 
 
 @pytest.fixture(scope="module")
-def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("profiles")
-
-
-@pytest.fixture(scope="module")
-def fleet(profiles: Path) -> Fleet:
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
     torch.set_num_threads(1)
     target = TargetConfig(dtype="float32", kv_tokens=KV_TOKENS, placement="inline")
     drafters = [
@@ -75,44 +55,21 @@ def fleet(profiles: Path) -> Fleet:
         DrafterConfig(name="tasks", model="zoo/tasks", placement="inline", max_batch=2),
         DrafterConfig(name="ngram", kind="ngram"),
     ]
-    return asyncio.run(start_fleet(target, drafters, profiles))
-
-
-def test_each_drafter_has_the_budget_of_its_own_profile(fleet: Fleet, profiles: Path) -> None:
-    """AdaServe's B₂; a lookup has none. The cost of a switch is measured as well."""
-    stored = [json.loads(path.read_text()) for path in profiles.iterdir()]
-    measured = {
-        DraftCosts.fit([ForwardSample(**sample) for sample in one["samples"]]).token_budget
-        for one in stored
-        if one["key"]["setup"].startswith("draft steps")
-    }
-    budgets = fleet.costs.draft_budgets
-    assert set(budgets) == {"tiny", "tasks"}
-    assert set(budgets.values()) == measured
-    assert fleet.costs.switch.predict(100) > 0
+    return asyncio.run(start_fleet(target, drafters, tmp_path_factory.mktemp("profiles")))
 
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
-    tokenizer = AutoTokenizer.from_pretrained(model_path(TARGET))
-    return [
-        tokenizer(f"<|user|>\n{question}<|end|>\n<|assistant|>\n")["input_ids"]
-        for question in QUESTIONS
-    ]
+    return questions(shared=False)[:5]
 
 
 @pytest.fixture(scope="module")
 def expected(fleet: Fleet, prompts: list[list[int]]) -> Streams:
     """The streams of the first case, checked against the reference."""
-    stock = AutoModelForCausalLM.from_pretrained(
-        model_path(TARGET), dtype=torch.float32, attn_implementation="eager"
-    ).eval()
     streams, _ = asyncio.run(served(fleet, one_at_a_time(FACTORS)[0], prompts))
-    identity = Identity(stock)
     stops = fleet.verifier.limits.stop_token_ids
-    for seed, (prompt, stream) in enumerate(zip(prompts, streams, strict=True)):
-        identity.check(prompt, stream, params(seed, stops), seed)
-    identity.finish()
+    own = [params(seed, stops) for seed in range(len(prompts))]
+    assert_identical(reference_target(), prompts, streams, own)
     return streams
 
 

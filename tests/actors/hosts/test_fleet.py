@@ -39,7 +39,6 @@ from cluster.config import DrafterConfig, TargetConfig
 from engine.drafters.eagle3_head import Eagle3Head
 from engine.errors import IncompatibleDrafter
 from engine.model import PackedModel
-from engine.protocol import Commit
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
 from policies.scheduling.fcfs import fcfs
@@ -49,7 +48,7 @@ from tests.actors.hosts.cluster import processes, runs, until
 from tests.checkpoints import llama
 from tests.engine.drafters.eagle3_heads import config, write_head
 from tests.engine.streams import reference_target
-from tests.identity import Identity
+from tests.identity import assert_identical, joined
 
 Kind = TypeVar("Kind", bound=Event)
 KV_TOKENS = 4096
@@ -152,11 +151,7 @@ def plain() -> list[list[int]]:
     model = PackedModel.load(
         model_path(TARGET), dtype=torch.float32, device="cpu", kv_tokens=KV_TOKENS
     )
-    streams: list[list[int]] = [[] for _ in PROMPTS]
-    for event in generate(NativeVerifier(model), PROMPTS, PARAMS):
-        assert isinstance(event, Commit)
-        streams[int(event.request)] += event.token_ids
-    return streams
+    return joined(generate(NativeVerifier(model), PROMPTS, PARAMS), len(PROMPTS))[0]
 
 
 async def assert_kv_is_free(served: Served) -> None:
@@ -284,10 +279,7 @@ async def test_vllms_ranks_serve_the_references_streams_and_a_head_while_one_is_
     assert len(served.seen(VerifierUp)) == 1
     assert "head" in {event.lane for event in served.seen(Drafted)}
     assert not served.seen(FeaturesLost)
-    identity = Identity(reference_target())
-    for prompt, stream, params in zip(PROMPTS, streams, PARAMS, strict=True):
-        identity.check(prompt, stream, params, params.seed or 0)
-    identity.finish()
+    assert_identical(reference_target(), PROMPTS, streams, PARAMS)
     assert sum(stream.statistics.accepted for stream in reading.streams) > 0
     second = processes("vllm", life=1)["verifier"]
     ranks = psutil.Process(second).children(recursive=True)

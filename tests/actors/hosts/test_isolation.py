@@ -5,49 +5,34 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.events import Event, Left
 from actors.coordinator.loop import Coordinator
-from actors.coordinator.settings import Limits, Policies
+from actors.coordinator.settings import Limits
 from actors.coordinator.stream import RequestFailed
 from actors.hosts.fleet import Fleet, start_fleet
 from actors.hosts.protocol import HostLost
-from cluster.built_in_models import TARGET, model_path
 from cluster.config import DrafterConfig, TargetConfig
+from cluster.plan.simulator.run import named_policies
 from engine.drafters.lookup import NgramDrafter, SuffixDrafter
 from engine.drafters.runner import PackedRunner
 from engine.errors import SpindleError
 from engine.kv.cache import KVCache
 from engine.model import PackedModel
-from engine.protocol import (
-    Prefix,
-    Start,
-    VerifyOrder,
-)
+from engine.protocol import Prefix, Start, VerifyOrder
 from engine.request import ServedRequest
 from engine.sampling.params import SamplingParams
 from engine.soft_state import EMPTY_HASH
 from engine.verifiers.native import NativeVerifier
-from policies.catalogue import fair, make_schedule, make_selection, make_speculation
 from policies.tree import DraftTree
+from tests.engine.streams import questions
 
 KV_TOKENS = 4096
-QUESTIONS = (
-    "Count to 9.",
-    "List 6 animals.",
-    'Repeat "blue cup" 4 times.',
-    "What does os.path.join do?",
-    "Make a table of 5 rivers with length.",
-    "Count to 12.",
-    "List 3 colours.",
-    "Repeat the word tea 5 times.",
-)
 POISON = "poison"
 LIMITS = Limits(max_batch=10, max_waiting=8, kv_tokens=KV_TOKENS, forward_tokens=64)
 """Prompts enter in pieces, so that orders of all kinds are in one batch."""
@@ -73,11 +58,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
-    tokenizer = AutoTokenizer.from_pretrained(model_path(TARGET))
-    return [
-        tokenizer(f"<|user|>\n{question}<|end|>\n<|assistant|>\n")["input_ids"]
-        for question in QUESTIONS
-    ]
+    return questions(shared=False)
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +72,7 @@ _numbers = itertools.count()
 
 
 async def served(
-    fleet: Fleet,
-    prompts: list[list[int]],
-    poisons: int = 0,
+    fleet: Fleet, prompts: list[list[int]], poisons: int = 0
 ) -> tuple[list[Stream | SpindleError], list[Event]]:
     """The healthy streams, then those of the poisons, which are submitted in between, then one that
     is submitted last."""
@@ -102,11 +81,7 @@ async def served(
     coordinator = Coordinator(
         fleet.verifier,
         fleet.lanes,
-        Policies(
-            fair(make_schedule("default")),
-            make_selection("hedge", seed=1),
-            make_speculation("fixed", calibrations=estimates.calibrations),
-        ),
+        named_policies("fixed", "hedge")(estimates.calibrations),
         estimates,
         LIMITS,
         observe=events.append,
@@ -133,29 +108,29 @@ async def served(
     return [*streams[:half], *streams[half + poisons :], *poisoned, again], events
 
 
-def raising(
-    patch: Patch, owner: type, method: str, names: Callable[..., Sequence[str]], late: bool = False
-) -> None:
-    """`names`: returns the requests of a call. `late`: raises only after the work is done."""
-    original = getattr(owner, method)
+class Fault(NamedTuple):
+    """A method that raises where a call is about a poison."""
 
-    def poisoned(*arguments: Any, **named: Any) -> Any:
-        about_poison = any(name.startswith(POISON) for name in names(*arguments))
-        if about_poison and not late:
-            raise Defect
-        answer = original(*arguments, **named)
-        if about_poison:
-            raise Defect
-        return answer
+    owner: type
+    method: str
+    names: Callable[..., Sequence[str]]
+    """The requests of a call."""
+    late: bool = False
+    """Raises only after the work is done."""
 
-    patch.setattr(owner, method, poisoned)
+    def arise(self, patch: Patch) -> None:
+        original = getattr(self.owner, self.method)
 
+        def poisoned(*arguments: Any) -> Any:
+            about_poison = any(POISON in name for name in self.names(*arguments))
+            if about_poison and not self.late:
+                raise Defect
+            answer = original(*arguments)
+            if about_poison:
+                raise Defect
+            return answer
 
-def after_a_commit_in_the_middle_of_its_output(patch: Patch) -> None:
-    def names(_self: NativeVerifier, work: Any, *_: object) -> list[str]:
-        return [work.request] if work.held.committed.ids[work.held.start.prompt_len + 6 :] else []
-
-    raising(patch, NativeVerifier, "_commit", names, late=True)
+        patch.setattr(self.owner, self.method, poisoned)
 
 
 def is_targets(kv: KVCache) -> bool:
@@ -163,53 +138,37 @@ def is_targets(kv: KVCache) -> bool:
     return kv.shape.layers == 4
 
 
-def in_the_sampler(patch: Patch) -> None:
-    def names(_self: NativeVerifier, works: Sequence[Any], _logits: object) -> list[str]:
-        return [work.request for work in works if work.wanted_rows]
-
-    raising(patch, NativeVerifier, "_choose", names)
+def in_the_middle(_self: NativeVerifier, work: Any, *_: object) -> list[str]:
+    return [work.request] if work.held.committed.ids[work.held.start.prompt_len + 6 :] else []
 
 
-def after_the_forward(patch: Patch) -> None:
-    def names(model: PackedModel, segments: Sequence[Any], *_: object) -> list[str]:
-        return [segment.request for segment in segments] if is_targets(model.kv) else []
-
-    raising(patch, PackedModel, "forward", names, late=True)
-
-
-def in_the_preparation(patch: Patch) -> None:
-    raising(patch, NativeVerifier, "_prepare", lambda _self, _index, order, _held: [order[0][0]])
-
-
-def in_the_kv(patch: Patch) -> None:
-    raising(patch, KVCache, "commit", lambda kv, request, *_: [request] if is_targets(kv) else [])
-
-
-def in_the_coordinator(patch: Patch) -> None:
-    raising(patch, ServedRequest, "commit", lambda self, *_: [self.name])
+def of_the_target(model: PackedModel, segments: Sequence[Any], *_: object) -> list[str]:
+    return [segment.request for segment in segments] if is_targets(model.kv) else []
 
 
 VERIFYING = [
-    in_the_sampler,
-    after_the_forward,
-    in_the_preparation,
-    in_the_kv,
-    after_a_commit_in_the_middle_of_its_output,
-    in_the_coordinator,
+    Fault(
+        NativeVerifier, "_choose", lambda _, works, __: [w.request for w in works if w.wanted_rows]
+    ),
+    Fault(PackedModel, "forward", of_the_target, late=True),
+    Fault(NativeVerifier, "_prepare", lambda _self, _index, order, _held: [order[0][0]]),
+    Fault(KVCache, "commit", lambda kv, request, *_: [request] if is_targets(kv) else []),
+    Fault(NativeVerifier, "_commit", in_the_middle, late=True),
+    Fault(ServedRequest, "commit", lambda self, *_: [self.name]),
 ]
 
 
-@pytest.mark.parametrize("fault", VERIFYING)
+@pytest.mark.parametrize("fault", VERIFYING, ids=lambda fault: fault.method)
 def test_a_request_that_cannot_be_verified_fails_alone(
     fleet: Fleet,
     prompts: list[list[int]],
     expected: list[Stream],
     monkeypatch: Patch,
     caplog: pytest.LogCaptureFixture,
-    fault: Callable[[Patch], None],
+    fault: Fault,
 ) -> None:
     poisons = 3
-    fault(monkeypatch)
+    fault.arise(monkeypatch)
     with caplog.at_level(logging.ERROR, "spindle"):
         streams, events = asyncio.run(served(fleet, prompts, poisons))
     count = len(prompts)
@@ -227,42 +186,36 @@ def test_a_request_that_cannot_be_verified_fails_alone(
     assert all(POISON in record.getMessage() for record in logged)
 
 
-def in_a_small_model(patch: Patch) -> None:
-    def names(_self: PackedRunner, trees: Any, _pieces: object) -> list[str]:
-        return [job.request for job in trees.jobs]
-
-    raising(patch, PackedRunner, "extend", names)
-
-
-def after_a_step_of_a_small_model(patch: Patch) -> None:
-    def names(_self: PackedRunner, trees: Any, drafting: Sequence[int]) -> list[str]:
-        return [trees.jobs[number].request for number in drafting]
-
-    raising(patch, PackedRunner, "step", names, late=True)
-
-
-def in_a_lookup(patch: Patch) -> None:
-    for lookup in (NgramDrafter, SuffixDrafter):
-        raising(patch, lookup, "_grow", lambda _self, order, _held: [order[0][0]], late=True)
-
-
-def in_every_drafter(patch: Patch) -> None:
-    in_a_small_model(patch)
-    in_a_lookup(patch)
-
-
-@pytest.mark.parametrize(
-    "fault", [in_a_small_model, after_a_step_of_a_small_model, in_a_lookup, in_every_drafter]
+IN_A_MODEL = Fault(PackedRunner, "extend", lambda _, trees, __: [job.request for job in trees.jobs])
+AFTER_A_STEP = Fault(
+    PackedRunner,
+    "step",
+    lambda _, trees, drafting: [trees.jobs[number].request for number in drafting],
+    late=True,
 )
+IN_LOOKUPS = [
+    Fault(lookup, "_grow", lambda _self, order, _held: [order[0][0]], late=True)
+    for lookup in (NgramDrafter, SuffixDrafter)
+]
+DRAFTING = {
+    "model": [IN_A_MODEL],
+    "step": [AFTER_A_STEP],
+    "lookups": IN_LOOKUPS,
+    "all": [IN_A_MODEL, *IN_LOOKUPS],
+}
+
+
+@pytest.mark.parametrize("where", DRAFTING)
 def test_a_request_for_which_a_drafter_fails_continues_without_that_lane(
     fleet: Fleet,
     prompts: list[list[int]],
     expected: list[Stream],
     monkeypatch: Patch,
     caplog: pytest.LogCaptureFixture,
-    fault: Callable[[Patch], None],
+    where: str,
 ) -> None:
-    fault(monkeypatch)
+    for fault in DRAFTING[where]:
+        fault.arise(monkeypatch)
     with caplog.at_level(logging.ERROR, "spindle"):
         streams, events = asyncio.run(served(fleet, prompts, 2))
     assert streams == [*expected[:-1], *expected[:2], expected[0]]
@@ -272,7 +225,7 @@ def test_a_request_for_which_a_drafter_fails_continues_without_that_lane(
         for event in events
         if isinstance(event, Left) and event.view.name.startswith(POISON)
     ]
-    if fault is in_every_drafter:
+    if where == "all":
         assert of_poisons == [{}, {}]
 
 

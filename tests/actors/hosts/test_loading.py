@@ -12,11 +12,7 @@ from cluster.config.models import Dtype, TargetConfig
 
 @pytest.mark.parametrize(
     ("dtype", "has_bf16", "warned"),
-    [
-        ("bfloat16", False, True),
-        ("bfloat16", True, False),
-        ("float32", False, False),
-    ],
+    [("bfloat16", False, True), ("bfloat16", True, False), ("float32", False, False)],
 )
 def test_bf16_without_bf16_products_warns_and_names_the_remedy(
     dtype: Dtype,

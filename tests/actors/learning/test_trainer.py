@@ -26,7 +26,6 @@ from tests.actors.hosts.test_fleet import write_random_head
 
 TARGET = TargetConfig(dtype="float32")
 LANES = ("head/0", "head/1")
-WIDTH = 2
 
 
 class Lane:

@@ -13,14 +13,8 @@ import torch
 from benchmarks.real import served_vllm
 from benchmarks.real.contenders import PLAIN
 from benchmarks.real.contest import Contender, PairedTurn
-from benchmarks.real.results import (
-    SPINDLE,
-    compared_with_best,
-)
-from benchmarks.real.served_vllm import (
-    ServedVllm,
-    mend_temperatures,
-)
+from benchmarks.real.results import SPINDLE, compared_with_best
+from benchmarks.real.served_vllm import ServedVllm, mend_temperatures
 from benchmarks.real.spindle import PeerRequest, TurnResult
 from cluster.built_in_models import model_path
 

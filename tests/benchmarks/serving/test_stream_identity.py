@@ -49,9 +49,7 @@ def finished(token_ids: Sequence[int]) -> ReceivedStream:
     return ReceivedStream(text="x", token_ids=list(token_ids), finish="length")
 
 
-def test_only_complete_streams_with_the_same_tokens_are_identical(
-    identity: StreamIdentity,
-) -> None:
+def test_only_complete_streams_with_the_same_tokens_are_identical(identity: StreamIdentity) -> None:
     best = int(identity.scores(body(), []).argmax())
     undisturbed = finished([best, 5])
     assert identity(body(), undisturbed, finished([best, 5])) is False

@@ -85,11 +85,6 @@ def test_a_check_accepts_the_planned_config(
     assert application["args"] == found[0]["args"]
 
 
-def test_the_same_question_has_the_same_answer(models: Path, tmp_path: Path) -> None:
-    asked = (str(models / "Qwen3-8B"), "--gpus", "1xL40S", *SHORT)
-    assert plan(tmp_path, *asked) == plan(tmp_path, *asked)
-
-
 def test_more_bandwidth_and_more_acceptance_are_not_slower(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,9 +14,10 @@ from deployments.ingress.requests.chat_messages import CalledFunction
 from deployments.ingress.requests.completions import ChatRequest, CompletionRequest
 from deployments.ingress.requests.json_bounds import MAX_NESTING, parsed
 from deployments.ingress.responses_api.request import ResponsesRequest
-from tests.deployments.ingress.test_ingress import CHAT, PROMPT, App, http_app, run
+from tests.deployments.ingress.test_ingress import CHAT, PROMPT, App, http_app
 from tests.deployments.local import within
 
+pytestmark = pytest.mark.usefixtures("loop")
 JSON = {"Content-Type": "application/json"}
 RESPONSE: dict[str, Any] = {"model": "target", "input": "Hello"}
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
@@ -133,7 +134,7 @@ def test_what_a_text_holds_is_not_counted(text: str) -> None:
     assert parsed(json.dumps({"a": text, "b": 1.5}).encode()) == {"a": text, "b": 1.5}
 
 
-def test_bodies_that_arrive_slowly_take_no_more_memory_than_a_few() -> None:
+async def test_bodies_that_arrive_slowly_take_no_more_memory_than_a_few() -> None:
     """Those of one client; another one's are read meanwhile."""
 
     async def sent(size: int, seconds: float) -> AsyncIterator[bytes]:
@@ -145,7 +146,8 @@ def test_bodies_that_arrive_slowly_take_no_more_memory_than_a_few() -> None:
         headers = {**JSON, "Authorization": f"Bearer key of {tenant}"}
         return await app.client.post(COMPLETIONS, content=sent(size, seconds), headers=headers)
 
-    async def test(app: App) -> None:
+    keys = {"first": "key of first", "second": "key of second"}
+    async with http_app(api_keys=keys, limits={"max_body_bytes": 4096}) as app:
         slow = [asyncio.create_task(asked(app, "first", 3900, 1.0)) for _ in range(16)]
         await asyncio.sleep(0.5)
         one_more = await asked(app, "first", 3600, 0.0)
@@ -154,9 +156,6 @@ def test_bodies_that_arrive_slowly_take_no_more_memory_than_a_few() -> None:
         assert (await asked(app, "second", 500, 0.0)).status_code == 200
         assert {(await one).status_code for one in slow} == {200}
         assert (await asked(app, "first", 500, 0.0)).status_code == 200
-
-    keys = {"first": "key of first", "second": "key of second"}
-    run(test, api_keys=keys, limits={"max_body_bytes": 4096})
 
 
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
@@ -174,10 +173,7 @@ UNPARSED = [
     (b"\xff", "cannot be read as JSON; send"),
     (b"[" * 8000, "cannot be read as JSON; send"),
     (b'{"a": ' + b"9" * 5000 + b"}", "has a number of more than 1000 digits; shorten it"),
-    (
-        b'{"a":[' + b"0," * (2**18 + 1) + b"0]}",
-        "has more than 262144 values; send less at once",
-    ),
+    (b'{"a":[' + b"0," * (2**18 + 1) + b"0]}", "has more than 262144 values; send less at once"),
     (b'{"a":[' + b"[]," * 2**16 + b"0]}", "has more than 65536 lists, objects and members"),
     (b"[" + b'"",' * 2**18 + b'"",0]', "has more than 262144 texts; send less at once"),
 ]

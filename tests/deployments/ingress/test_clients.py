@@ -37,6 +37,19 @@ def test_with_keys_a_client_is_its_tenant_wherever_it_is() -> None:
         assert client == Client("a", "a", may_prioritize=True, is_operator=False)
 
 
+@pytest.mark.parametrize(
+    ("key", "priority_for", "may"),
+    [("", [], False), ("", ["*"], True), ("first", ["first"], True), ("second", ["first"], False)],
+)
+def test_priority_is_for_those_that_the_config_names(
+    key: str, priority_for: list[str], may: bool
+) -> None:
+    """Who asks nevertheless: tests/deployments/ingress/test_grpc.py."""
+    keys = {name: f"key of {name}" for name in ("first", "second")} if key else {}
+    client = Keys(keys, priority_for=priority_for).client(f"Bearer key of {key}", "192.0.2.7")
+    assert client.may_prioritize is may
+
+
 def test_the_share_follows_the_number_of_replicas() -> None:
     replicas = 1
     shares = Shares(CONFIG, lambda: replicas)

@@ -18,9 +18,8 @@ from deployments.ingress.failover import FailoverStream
 from deployments.messages import Message, StreamRequest
 from engine.sampling.params import SamplingParams
 from tests.deployments.local import (
+    Handle,
     LocalReplicas,
-    Method,
-    Response,
     counted,
     local_api,
     make_config,
@@ -198,23 +197,17 @@ async def test_a_client_that_goes_away_is_not_resubmitted(app: Dying) -> None:
 Script = list[Message | Exception]
 
 
-class ScriptedReplicas:
+class ScriptedReplicas(Handle):
     """One script per dispatch, for messages that no healthy replica sends."""
 
     def __init__(self, *scripts: Script) -> None:
         self._scripts = list(scripts)
         self.requests: list[StreamRequest] = []
+        self.lost: list[str] = []
 
-    @property
-    def stream(self) -> Method:
-        return Method(self._call)
-
-    def _call(self, request: StreamRequest) -> Response:
+    async def _stream(self, request: StreamRequest) -> AsyncGenerator[Message, None]:
         self.requests.append(request)
-        return Response(self._play(self._scripts.pop(0)))
-
-    async def _play(self, script: Script) -> AsyncGenerator[Message, None]:
-        for line in script:
+        for line in self._scripts.pop(0):
             if isinstance(line, Exception):
                 raise line
             yield line
@@ -240,47 +233,43 @@ FULL: Message = {"kind": "refused", "status": 429, "message": "full", "param": N
 REQUEST = request("x", prompt_ids=[1], params=SamplingParams(seed=0))
 
 
-def run_scripts(*scripts: Script) -> tuple[list[int], ScriptedReplicas, Exception | None]:
-    replicas = ScriptedReplicas(*scripts)
-
-    async def read() -> tuple[list[int], Exception | None]:
-        failover_stream = FailoverStream(
-            REQUEST, replicas, (), make_config().limits, lambda _replica: None
-        )
-        tokens: list[int] = []
-        try:
-            await failover_stream.open()
-            async for one in failover_stream.commits():
-                assert one["first_index"] == len(tokens)
-                tokens += one["token_ids"]
-        except ApiError as error:
-            return tokens, error
-        finally:
-            failover_stream.close()
-        return tokens, None
-
-    tokens, error = asyncio.run(read())
-    return tokens, replicas, error
+async def run_scripts(
+    *scripts: Script,
+) -> tuple[list[int], ScriptedReplicas, FailoverStream, ApiError | None]:
+    replicas, tokens = ScriptedReplicas(*scripts), list[int]()
+    failover_stream = FailoverStream(
+        REQUEST, replicas, (), make_config().limits, replicas.lost.append
+    )
+    try:
+        await failover_stream.open()
+        async for one in failover_stream.commits():
+            assert one["first_index"] == len(tokens)
+            tokens += one["token_ids"]
+    except ApiError as error:
+        return tokens, replicas, failover_stream, error
+    finally:
+        failover_stream.close()
+    return tokens, replicas, failover_stream, None
 
 
-def test_tokens_that_are_held_already_are_dropped() -> None:
+async def test_tokens_that_are_held_already_are_dropped() -> None:
     again: Script = [ACCEPTED, commit(0, 5, 6), commit(1, 6, 7, 8), commit(4, 9, finish="stop")]
-    tokens, _, error = run_scripts([ACCEPTED, commit(0, 5, 6, 7), RayActorError()], again)
+    tokens, _, _, error = await run_scripts([ACCEPTED, commit(0, 5, 6, 7), RayActorError()], again)
     assert (tokens, error) == ([5, 6, 7, 8, 9], None)
 
 
-def test_a_gap_is_a_loss() -> None:
-    tokens, replicas, _ = run_scripts(
+async def test_a_gap_is_a_loss() -> None:
+    tokens, replicas, _, _ = await run_scripts(
         [ACCEPTED, commit(0, 5), commit(2, 7)], [ACCEPTED, commit(1, 6, 7, finish="length")]
     )
     assert tokens == [5, 6, 7]
     assert replicas.requests[1]["output_ids"] == [5]
 
 
-def test_an_accepted_request_waits_while_the_other_replicas_are_full() -> None:
+async def test_an_accepted_request_waits_while_the_other_replicas_are_full() -> None:
     lost: Script = [ACCEPTED, commit(0, 5), RayActorError()]
     full: Script = [FULL]
-    tokens, replicas, error = run_scripts(
+    tokens, replicas, _, error = await run_scripts(
         lost, *[full] * 5, [ACCEPTED, commit(1, 6, finish="stop")]
     )
     assert (tokens, error) == ([5, 6], None)
@@ -295,36 +284,24 @@ def test_an_accepted_request_waits_while_the_other_replicas_are_full() -> None:
         (messages.failed_by_defect("cmpl"), 500),
     ],
 )
-def test_a_failure_is_retried_if_it_allows_that(failed: Message, status: int | None) -> None:
-    tokens, replicas, error = run_scripts(
+async def test_a_failure_is_retried_if_it_allows_that(failed: Message, status: int | None) -> None:
+    tokens, replicas, _, error = await run_scripts(
         [ACCEPTED, commit(0, 5), failed], [ACCEPTED, commit(1, 6, finish="stop")]
     )
     if status is None:
         assert (tokens, error) == ([5, 6], None)
     else:
-        assert isinstance(error, ApiError)
+        assert error is not None
         assert (error.status, len(replicas.requests)) == (status, 1)
 
 
-def test_statistics_add_up_over_attempts() -> None:
-    scripts: list[Script] = [
+async def test_statistics_add_up_over_attempts() -> None:
+    tokens, replicas, failover_stream, _ = await run_scripts(
         [ACCEPTED, commit(0, 5, rounds=1), commit(1, 6, rounds=2), RayActorError()],
         [ACCEPTED, RayActorError()],
         [ACCEPTED, commit(2, 7, rounds=1), commit(3, 8, finish="stop", rounds=3)],
-    ]
-    lost: list[str] = []
-
-    async def read() -> list[int]:
-        failover_stream = FailoverStream(
-            REQUEST, ScriptedReplicas(*scripts), (), make_config().limits, lost.append
-        )
-        await failover_stream.open()
-        rounds = []
-        async for _ in failover_stream.commits():
-            rounds.append(failover_stream.statistics.rounds)
-        # Cached are those of the first attempt.
-        assert failover_stream.statistics == Statistics(5, 15, 10, {"near": 5}, 0.5, 0.5, 32)
-        return rounds
-
-    assert asyncio.run(read()) == [1, 2, 3, 5]
-    assert lost == ["a", "a"], "each time that the replica has the request"
+    )
+    assert tokens == [5, 6, 7, 8]
+    # Cached are those of the first attempt.
+    assert failover_stream.statistics == Statistics(5, 15, 10, {"near": 5}, 0.5, 0.5, 32)
+    assert replicas.lost == ["a", "a"], "each time that the replica has the request"

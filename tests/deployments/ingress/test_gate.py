@@ -3,9 +3,10 @@
 import pytest
 
 from tests.deployments.ingress.test_attacks import raw
-from tests.deployments.ingress.test_ingress import App, http_app, run
+from tests.deployments.ingress.test_ingress import App, http_app
 from tests.deployments.local import within
 
+pytestmark = pytest.mark.usefixtures("loop")
 KEYS = {"tenant": "key"}
 
 
@@ -50,10 +51,8 @@ async def test_without_keys_only_addresses_and_known_names_are_served(app: App) 
         ({}, [], 403),
     ],
 )
-def test_keys_or_a_star_allow_all_hosts(
+async def test_keys_or_a_star_allow_all_hosts(
     keys: dict[str, str], allowed: list[str], expected: int
 ) -> None:
-    async def test(app: App) -> None:
+    async with http_app(api_keys=keys, allowed_hosts=allowed) as app:
         assert await status(app, "/v1/models", "other.example") == expected
-
-    run(test, api_keys=keys, allowed_hosts=allowed)

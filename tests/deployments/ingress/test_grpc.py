@@ -4,7 +4,7 @@ clients can hold."""
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,6 +19,8 @@ from deployments import connections
 from deployments.ingress import grpc_bounds
 from deployments.ingress.grpc import GrpcServer
 from tests.deployments.local import LocalReplicas, Method, local_api, make_config, within
+
+pytestmark = pytest.mark.usefixtures("loop")
 
 FIELDS: dict[str, Any] = {"model": "target", "prompt": "1, 2, 3,", "max_tokens": 8, "seed": 1}
 KEY = "a key of a tenant"
@@ -56,10 +58,6 @@ async def grpc_app() -> AsyncIterator[GrpcApp]:
         grpc.aio.insecure_channel(f"{HOST}:{config.port}") as channel,
     ):
         yield channel, replicas
-
-
-def run(test: Callable[[GrpcApp], Awaitable[None]]) -> None:
-    within(grpc_app)(test)()
 
 
 def call(channel: Any, method: str, fields: Any, key: str = KEY) -> Any:
@@ -106,48 +104,43 @@ async def test_errors_are_grpc_statuses_that_name_the_field(app: GrpcApp) -> Non
     assert await text_of(call(channel, "Stream", FIELDS))
 
 
-def test_health_needs_no_key_and_tells_whether_a_replica_serves(
-    monkeypatch: pytest.MonkeyPatch,
+@within(grpc_app)
+async def test_health_needs_no_key_and_tells_whether_a_replica_serves(
+    app: GrpcApp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreachable(*_: Any) -> asyncio.Future[Any]:
         return asyncio.get_running_loop().create_future()
 
-    async def test(app: GrpcApp) -> None:
-        channel, _ = app
-        check = health_pb2_grpc.HealthStub(channel).Check
-        response = health_pb2.HealthCheckResponse
-        for service in ("", "spindle.Spindle"):
-            asked = health_pb2.HealthCheckRequest(service=service)
-            assert (await check(asked)).status == response.SERVING
-        with pytest.raises(grpc.aio.AioRpcError, match="no such service"):
-            await check(health_pb2.HealthCheckRequest(service="another"))
-        monkeypatch.setattr("deployments.ingress.replicas._NEXT_CALL_S", 0.01)
-        monkeypatch.setattr(LocalReplicas, "describe", Method(unreachable))
-        assert (await check(health_pb2.HealthCheckRequest())).status == response.NOT_SERVING
-
-    run(test)
+    channel, _ = app
+    check = health_pb2_grpc.HealthStub(channel).Check
+    response = health_pb2.HealthCheckResponse
+    for service in ("", "spindle.Spindle"):
+        asked = health_pb2.HealthCheckRequest(service=service)
+        assert (await check(asked)).status == response.SERVING
+    with pytest.raises(grpc.aio.AioRpcError, match="no such service"):
+        await check(health_pb2.HealthCheckRequest(service="another"))
+    monkeypatch.setattr("deployments.ingress.replicas._NEXT_CALL_S", 0.01)
+    monkeypatch.setattr(LocalReplicas, "describe", Method(unreachable))
+    assert (await check(health_pb2.HealthCheckRequest())).status == response.NOT_SERVING
 
 
-def test_a_server_that_stops_is_not_healthy_and_refuses_calls() -> None:
-    async def test() -> None:
-        config = GrpcConfig(port=free_port())
-        async with local_api(make_config(api_keys={"tenant": KEY}), seconds=0.001) as (api, _):
-            server = GrpcServer(api, config)
-            await server.start(HOST)
-            await api.draining.drain()
-            async with grpc.aio.insecure_channel(f"{HOST}:{config.port}") as channel:
-                check = health_pb2_grpc.HealthStub(channel).Check
-                found = await check(health_pb2.HealthCheckRequest())
-                assert found.status == health_pb2.HealthCheckResponse.NOT_SERVING
-                with pytest.raises(grpc.aio.AioRpcError, match="is stopping") as refused:
-                    await call(channel, "Generate", FIELDS)
-                assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-            await server.stop(0.0)
-
-    asyncio.run(test())
+async def test_a_server_that_stops_is_not_healthy_and_refuses_calls() -> None:
+    config = GrpcConfig(port=free_port())
+    async with local_api(make_config(api_keys={"tenant": KEY}), seconds=0.001) as (api, _):
+        server = GrpcServer(api, config)
+        await server.start(HOST)
+        await api.draining.drain()
+        async with grpc.aio.insecure_channel(f"{HOST}:{config.port}") as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            found = await check(health_pb2.HealthCheckRequest())
+            assert found.status == health_pb2.HealthCheckResponse.NOT_SERVING
+            with pytest.raises(grpc.aio.AioRpcError, match="is stopping") as refused:
+                await call(channel, "Generate", FIELDS)
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        await server.stop(0.0)
 
 
-def test_calls_without_a_message_are_few_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_without_a_message_are_few_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of all of one address."""
     monkeypatch.setenv(connections.TIMEOUT, "1")
     monkeypatch.setattr(grpc_bounds, "_WITHOUT_MESSAGE", 8)
@@ -156,21 +149,18 @@ def test_calls_without_a_message_are_few_and_end(monkeypatch: pytest.MonkeyPatch
         await asyncio.sleep(60)
         yield b""
 
-    async def test(app: GrpcApp) -> None:
-        channel, _ = app
+    async with grpc_app() as (channel, _):
         check = channel.stream_unary("/grpc.health.v1.Health/Check")
         codes = await asyncio.gather(*(check(nothing()).code() for _ in range(8)))
         assert codes.count(grpc.StatusCode.RESOURCE_EXHAUSTED) == 6
         assert codes.count(grpc.StatusCode.DEADLINE_EXCEEDED) == 2
 
-    run(test)
 
-
-def test_a_stream_that_is_not_read_gives_its_places_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_is_not_read_gives_its_places_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(connections.TIMEOUT, "1")
-
-    async def test(app: GrpcApp) -> None:
-        channel, replicas = app
+    async with grpc_app() as (channel, replicas):
         fields = {**FIELDS, "max_tokens": 480, "ignore_eos": True, "logprobs": 20}
         stream = call(channel, "Stream", fields)
         await stream.read()
@@ -179,10 +169,8 @@ def test_a_stream_that_is_not_read_gives_its_places_back(monkeypatch: pytest.Mon
                 await asyncio.sleep(0.05)
         stream.cancel()
 
-    run(test)
 
-
-def test_it_listens_where_http_does_and_nowhere_else() -> None:
+async def test_it_listens_where_http_does_and_nowhere_else() -> None:
     async def reachable(host: str, port: int) -> bool:
         try:
             _, writer = await asyncio.open_connection(host, port)
@@ -191,33 +179,26 @@ def test_it_listens_where_http_does_and_nowhere_else() -> None:
         writer.close()
         return True
 
-    async def test() -> None:
-        config = GrpcConfig(port=free_port())
-        async with served(config, "127.0.0.2"):
-            assert await reachable("127.0.0.2", config.port)
-            assert not await reachable(HOST, config.port)
-        async with served(config.model_copy(update={"host": HOST}), "127.0.0.2"):
-            assert await reachable(HOST, config.port)
-            assert not await reachable("127.0.0.2", config.port)
-
-    asyncio.run(test())
+    config = GrpcConfig(port=free_port())
+    async with served(config, "127.0.0.2"):
+        assert await reachable("127.0.0.2", config.port)
+        assert not await reachable(HOST, config.port)
+    async with served(config.model_copy(update={"host": HOST}), "127.0.0.2"):
+        assert await reachable(HOST, config.port)
+        assert not await reachable("127.0.0.2", config.port)
 
 
-def test_it_waits_for_its_port() -> None:
+async def test_it_waits_for_its_port() -> None:
     """Which the ingress before it has until it has drained."""
-
-    async def test() -> None:
-        config = GrpcConfig(port=free_port())
-        async with local_api() as (api, _), served(config):
-            second = GrpcServer(api, config)
-            starting = asyncio.create_task(second.start(HOST))
-            await asyncio.sleep(0.1)
-            assert not starting.done()
-        async with asyncio.timeout(10):
-            await starting
-        await second.stop(0.0)
-
-    asyncio.run(test())
+    config = GrpcConfig(port=free_port())
+    async with local_api() as (api, _), served(config):
+        second = GrpcServer(api, config)
+        starting = asyncio.create_task(second.start(HOST))
+        await asyncio.sleep(0.1)
+        assert not starting.done()
+    async with asyncio.timeout(10):
+        await starting
+    await second.stop(0.0)
 
 
 @pytest.mark.parametrize("method", ["Generate", "Stream"])
@@ -230,7 +211,7 @@ def test_it_waits_for_its_port() -> None:
         (None, KEY, grpc.StatusCode.DEADLINE_EXCEEDED),
     ],
 )
-def test_a_call_whose_message_is_wrong_or_never_comes_ends(
+async def test_a_call_whose_message_is_wrong_or_never_comes_ends(
     method: str,
     messages: list[bytes] | None,
     key: str,
@@ -246,8 +227,7 @@ def test_a_call_whose_message_is_wrong_or_never_comes_ends(
         if messages is None:
             await asyncio.sleep(60)
 
-    async def test(app: GrpcApp) -> None:
-        channel, _ = app
+    async with grpc_app() as (channel, _):
         kind = channel.stream_unary if method == "Generate" else channel.stream_stream
         metadata = [("authorization", f"Bearer {key}")]
         answer = kind(f"/spindle.Spindle/{method}")(sent(), timeout=30, metadata=metadata)
@@ -255,5 +235,3 @@ def test_a_call_whose_message_is_wrong_or_never_comes_ends(
             await (answer if method == "Generate" else answer.read())
         assert raised.value.code() is code
         assert await text_of(call(channel, "Stream", FIELDS))
-
-    run(test)

@@ -1,7 +1,5 @@
 """What leaves the HTTP interface when something raises that nothing handles."""
 
-import asyncio
-
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
@@ -32,12 +30,12 @@ async def answer(started: bool) -> list[Message]:
     return sent
 
 
-def test_a_defect_is_answered_and_goes_no_further() -> None:
-    sent = asyncio.run(answer(started=False))
+async def test_a_defect_is_answered_and_goes_no_further() -> None:
+    sent = await answer(started=False)
     assert sent[0]["status"] == 500
 
 
-def test_a_response_that_has_begun_breaks_off_with_a_plain_error() -> None:
+async def test_a_response_that_has_begun_breaks_off_with_a_plain_error() -> None:
     with pytest.raises(RuntimeError) as raised:
-        asyncio.run(answer(started=True))
+        await answer(started=True)
     assert type(raised.value) is RuntimeError, "which every process knows"

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +29,7 @@ from tests.deployments.local import (
     within,
 )
 
+pytestmark = pytest.mark.usefixtures("loop")
 PROMPT = {"model": "target", "prompt": "Count to 7", "seed": 3, "ignore_eos": True}
 CHAT = {"model": "target", "messages": [{"role": "user", "content": "Hello"}], "seed": 3}
 
@@ -61,10 +62,6 @@ async def http_app(
         httpx.AsyncClient(base_url=url, timeout=30) as client,
     ):
         yield App(api, replicas, client)
-
-
-def run(test: Callable[[App], Awaitable[None]], **options: Any) -> None:
-    within(http_app, **options)(test)()
 
 
 async def events(response: httpx.Response) -> list[Any]:
@@ -120,8 +117,9 @@ async def test_each_choice_has_statistics(app: App) -> None:
     ]
 
 
-def test_a_key_is_required_and_names_the_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(app: App) -> None:
+async def test_a_key_is_required_and_names_the_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY_OF_BETA", "two")
+    async with http_app(api_keys={"alpha": "one", "beta": "env:KEY_OF_BETA"}) as app:
         for headers in ({}, {"Authorization": "Bearer nope"}, {"Authorization": "Basic one"}):
             answer = await app.client.post("/v1/completions", json={"bad": 1}, headers=headers)
             assert answer.status_code == 401
@@ -131,9 +129,6 @@ def test_a_key_is_required_and_names_the_tenant(monkeypatch: pytest.MonkeyPatch)
         app.client.headers["Authorization"] = "Bearer two"
         assert (await app.ask(max_tokens=2)).status_code == 200
         assert app.replicas.requests[-1]["tenant"] == "beta"
-
-    monkeypatch.setenv("KEY_OF_BETA", "two")
-    run(test, api_keys={"alpha": "one", "beta": "env:KEY_OF_BETA"})
 
 
 WRONG: list[tuple[bytes, int, str | None]] = [
@@ -162,19 +157,19 @@ async def test_errors_have_openais_shape(app: App) -> None:
         assert error["type"]
 
 
-def test_503_with_retry_after_while_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+@within(http_app)
+async def test_503_with_retry_after_while_starting(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(replicas_module, "_NEXT_CALL_S", 0.01)
 
-    async def test(app: App) -> None:
-        def starting(_routed: Routed) -> asyncio.Future[Any]:
-            return asyncio.get_running_loop().create_future()
+    def starting(_routed: Routed) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().create_future()
 
-        monkeypatch.setattr(LocalReplicas, "describe", Method(starting))
-        for answer in (await app.client.get("/health"), await app.ask()):
-            assert answer.status_code == 503
-            assert answer.headers["Retry-After"]
-
-    run(test)
+    monkeypatch.setattr(LocalReplicas, "describe", Method(starting))
+    for answer in (await app.client.get("/health"), await app.ask()):
+        assert answer.status_code == 503
+        assert answer.headers["Retry-After"]
 
 
 @within(http_app, seconds=0.002, limits={"max_batch": 2, "max_waiting": 2, "client_share": 1.0})
@@ -228,34 +223,6 @@ async def test_no_client_takes_all_places(app: App) -> None:
         )
     await app.settled()
     assert (await asked("first", n=6, max_tokens=1)).status_code == 200, "given back"
-
-
-@pytest.mark.parametrize(
-    ("key", "priority_for", "status"),
-    [
-        (None, [], 403),
-        (None, ["*"], 200),
-        ("first", ["first"], 200),
-        ("second", ["first"], 403),
-    ],
-)
-def test_priority_is_for_those_that_the_config_names(
-    key: str | None, priority_for: list[str], status: int
-) -> None:
-    async def test(app: App) -> None:
-        headers = {"Authorization": f"Bearer key of {key}"} if key else {}
-        answers = [
-            await app.client.post(
-                "/v1/completions", json={**PROMPT, "priority": priority}, headers=headers
-            )
-            for priority in (0, 1)
-        ]
-        assert [answer.status_code for answer in answers] == [200, status]
-        if status == 403:
-            assert answers[1].json()["error"]["param"] == "priority"
-
-    keys = {"first": "key of first", "second": "key of second"}
-    run(test, api_keys=keys if key or "first" in priority_for else {}, priority_for=priority_for)
 
 
 @within(http_app, limits={"full_logprobs": 100 * 21})
@@ -318,7 +285,7 @@ async def test_nothing_is_raised_over_a_handle(app: App) -> None:
     assert json.loads(json.dumps(await api.generate(PROMPT)))["choices"]
 
 
-def test_a_defect_in_one_request_is_500_for_it_alone_without_internals(
+async def test_a_defect_in_one_request_is_500_for_it_alone_without_internals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whole and streamed, while others are served."""
@@ -334,7 +301,7 @@ def test_a_defect_in_one_request_is_500_for_it_alone_without_internals(
         async with app.client.stream("POST", "/v1/completions", json=asked) as response:
             return await events(response)
 
-    async def test(app: App) -> None:
+    async with http_app() as app:
         undisturbed = (await app.ask(max_tokens=20)).json()["choices"][0]["text"]
         monkeypatch.setattr(ServedRequest, "commit", poisoned)
         (whole, *others), (failed, chunks) = await asyncio.gather(
@@ -354,14 +321,14 @@ def test_a_defect_in_one_request_is_500_for_it_alone_without_internals(
         assert len(names) == len(set(names)), "nothing is sent again"
         assert app.replicas.coordinator.alive
 
-    run(test)
 
-
-def test_a_defect_of_the_ingress_is_500_in_openais_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_defect_of_the_ingress_is_500_in_openais_shape(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def broken(*_: Any) -> None:
         raise RuntimeError("at /srv/secret/path")
 
-    async def test(app: App) -> None:
+    async with http_app() as app:
         monkeypatch.setattr(StreamRequestBuilder, "choices", broken)
         answers = [
             (await app.ask(max_tokens=2)).json(),
@@ -371,5 +338,3 @@ def test_a_defect_of_the_ingress_is_500_in_openais_shape(monkeypatch: pytest.Mon
         for answer in answers:
             assert (answer["error"]["status"], answer["error"]["type"]) == (500, "internal_error")
             assert "secret" not in answer["error"]["message"]
-
-    run(test)

@@ -1,22 +1,17 @@
 """The OpenAPI document says what requests take, how errors look and how to send a key."""
 
-import asyncio
-from typing import Any
-
 import pytest
 
 from deployments.ingress.http import make_http
 from tests.deployments.local import local_api, make_config
 
 
+@pytest.mark.usefixtures("loop")
 @pytest.mark.parametrize("with_keys", [False, True])
-def test_the_document_describes_every_field_the_errors_and_keys(with_keys: bool) -> None:
-    async def inside() -> dict[str, Any]:
-        config = make_config(api_keys={"tenant": "a key"} if with_keys else {})
-        async with local_api(config) as (api, _):
-            return make_http(api).openapi()
-
-    document = asyncio.run(inside())
+async def test_the_document_describes_every_field_the_errors_and_keys(with_keys: bool) -> None:
+    config = make_config(api_keys={"tenant": "a key"} if with_keys else {})
+    async with local_api(config) as (api, _):
+        document = make_http(api).openapi()
     components = document["components"]
     assert {"HTTPValidationError", "ValidationError"}.isdisjoint(components["schemas"])
     for name in ("CompletionRequest", "ChatRequest", "ResponsesRequest"):

@@ -8,7 +8,6 @@ same server. instructor wants rich below 15 and jiter below 0.15, LiteLLM a late
 one of the serving layer.
 """
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 from tests.deployments.ingress.parsing.test_formats import CALLS, PARIS
 from tests.deployments.ingress.scripted import scripted, with_tool_template
 
+pytestmark = pytest.mark.usefixtures("loop")
 RECORDED: list[dict[str, Any]] = json.loads(
     Path(__file__).with_name("recorded_clients.json").read_text()
 )
@@ -34,19 +34,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=[one["name"] for one in RECORDED])
-def test_recorded_request(checkpoint: Path, recorded: dict[str, Any]) -> None:
+async def test_recorded_request(checkpoint: Path, recorded: dict[str, Any]) -> None:
     body = recorded["body"]
     says, expected = spoken(body)
-
-    async def inside() -> httpx.Response:
-        async with (
-            scripted(checkpoint, says, tool_parser="hermes") as (client, _),
-            httpx.AsyncClient(headers={"Authorization": "Bearer x"}) as http,
-        ):
-            server = str(client.base_url).removesuffix("/v1/")
-            return await http.post(server + recorded["path"], json=body)
-
-    response = asyncio.run(inside())
+    async with (
+        scripted(checkpoint, says, tool_parser="hermes") as (client, _),
+        httpx.AsyncClient(headers={"Authorization": "Bearer x"}) as http,
+    ):
+        server = str(client.base_url).removesuffix("/v1/")
+        response = await http.post(server + recorded["path"], json=body)
     assert response.status_code == 200, response.text
     ignored = response.headers.get("x-spindle-ignored", "")
     assert set(filter(None, ignored.split(", "))) <= WITHOUT_EFFECT

@@ -15,27 +15,18 @@ from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.ingress.replicas import ClockWatch, Readiness
 from deployments.messages import Heartbeat, Routed
 from engine.request import TargetLimits
-from tests.deployments.local import Method, make_config
+from tests.deployments.local import CONTEXT, VOCAB, Handle, make_config
 
-LIMITS = TargetLimits(2048, 512, ())
 Answer = Callable[[], Awaitable[object]]
 """What a replica does before it answers."""
 
 
-class Replicas:
+class Replicas(Handle):
     """Behind a router that takes the first one that is not avoided."""
 
     def __init__(self, **answers: Answer) -> None:
         self.answers = answers
         self.called: list[str] = []
-
-    @property
-    def describe(self) -> Method:
-        return Method(lambda call_args: asyncio.create_task(self._describe(call_args)))
-
-    @property
-    def heartbeat(self) -> Method:
-        return Method(self._heartbeat)
 
     async def _describe(self, call_args: Routed) -> dict[str, Any]:
         responsive = [name for name in self.answers if name not in call_args["avoid"]]
@@ -43,13 +34,7 @@ class Replicas:
         call_args["routed_to"] = name
         self.called.append(name)
         await self.answers[name]()
-        return {
-            "vocab_size": LIMITS.vocab_size,
-            "max_context": LIMITS.max_context,
-            "stop_token_ids": list(LIMITS.stop_token_ids),
-            "follows_grammars": LIMITS.follows_grammars,
-            "down": [],
-        }
+        return await super()._describe(call_args)
 
     async def _heartbeat(self, heartbeat: Heartbeat) -> None:
         await self.answers[heartbeat["replica"]]()
@@ -92,53 +77,44 @@ async def heartbeats_to(
         heartbeats.close()
 
 
-def check(replicas: Replicas) -> TargetLimits:
-    async def inside() -> TargetLimits:
-        async with heartbeats_to(replicas) as heartbeats:
-            return await Readiness(replicas, heartbeats).check()
-
-    return asyncio.run(inside())
+async def check(replicas: Replicas) -> TargetLimits:
+    async with heartbeats_to(replicas) as heartbeats:
+        return await Readiness(replicas, heartbeats).check()
 
 
 @pytest.mark.parametrize("failing", [hanging, gone, cancelled_by_serve])
-def test_one_healthy_replica_is_enough(failing: Answer) -> None:
+async def test_one_healthy_replica_is_enough(failing: Answer) -> None:
     replicas = Replicas(one=failing, other=failing, third=healthy)
-    assert check(replicas) == LIMITS
+    assert await check(replicas) == TargetLimits(VOCAB, CONTEXT, ())
     assert replicas.called == ["one", "other", "third"]
 
 
 @pytest.mark.parametrize("failing", [hanging, gone, cancelled_by_serve])
-def test_503_when_no_replica_is_healthy(failing: Answer) -> None:
+async def test_503_when_no_replica_is_healthy(failing: Answer) -> None:
     with pytest.raises(ApiError) as refused:
-        check(Replicas(one=failing, other=failing))
+        await check(Replicas(one=failing, other=failing))
     assert refused.value.status == 503
 
 
 @pytest.mark.parametrize("failing", [hanging, gone, cancelled_by_serve])
-def test_a_replica_that_takes_no_heartbeat_is_lost(failing: Answer) -> None:
-    async def test() -> None:
-        lost = asyncio.Event()
-        async with heartbeats_to(Replicas(one=failing), lost.set) as heartbeats:
-            heartbeats.probe("one")
-            await asyncio.wait_for(lost.wait(), 5)
-
-    asyncio.run(test())
+async def test_a_replica_that_takes_no_heartbeat_is_lost(failing: Answer) -> None:
+    lost = asyncio.Event()
+    async with heartbeats_to(Replicas(one=failing), lost.set) as heartbeats:
+        heartbeats.probe("one")
+        await asyncio.wait_for(lost.wait(), 5)
 
 
-def test_what_is_said_of_a_replica_that_was_there() -> None:
-    async def test() -> None:
-        replicas = Replicas(one=gone)
-        async with heartbeats_to(replicas) as heartbeats:
-            readiness = Readiness(replicas, heartbeats)
-            with pytest.raises(ApiError, match="starting"):
-                await readiness.check()
-            replicas.answers["one"] = healthy
+async def test_what_is_said_of_a_replica_that_was_there() -> None:
+    replicas = Replicas(one=gone)
+    async with heartbeats_to(replicas) as heartbeats:
+        readiness = Readiness(replicas, heartbeats)
+        with pytest.raises(ApiError, match="starting"):
             await readiness.check()
-            replicas.answers["one"] = gone
-            with pytest.raises(ApiError, match="for 0 s: the last one is lost"):
-                await readiness.check()
-
-    asyncio.run(test())
+        replicas.answers["one"] = healthy
+        await readiness.check()
+        replicas.answers["one"] = gone
+        with pytest.raises(ApiError, match="for 0 s: the last one is lost"):
+            await readiness.check()
 
 
 def test_a_clock_that_is_set_back_is_noticed_until_it_is_where_it_was() -> None:
@@ -152,35 +128,29 @@ def test_a_clock_that_is_set_back_is_noticed_until_it_is_where_it_was() -> None:
     assert watch.read(1990.0, 63.0) == 10
 
 
-def test_health_says_that_the_clock_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        replicas = Replicas(one=healthy)
-        async with heartbeats_to(replicas) as heartbeats:
-            readiness = Readiness(replicas, heartbeats)
-            await readiness.check()
-            assert readiness.body == {"status": "ok", "drafters_down": 0}
-            now = time.time()
-            monkeypatch.setattr(time, "time", lambda: now - 300)
-            assert "set back: for 300 s" in readiness.body["warning"]
-
-    asyncio.run(test())
+async def test_health_says_that_the_clock_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    replicas = Replicas(one=healthy)
+    async with heartbeats_to(replicas) as heartbeats:
+        readiness = Readiness(replicas, heartbeats)
+        await readiness.check()
+        assert readiness.body == {"status": "ok", "drafters_down": 0}
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now - 300)
+        assert "set back: for 300 s" in readiness.body["warning"]
 
 
-def test_a_hanging_replica_is_not_called_again_until_it_answers_a_heartbeat() -> None:
-    async def test() -> None:
-        waking = asyncio.Event()
-        replicas = Replicas(one=waking.wait, other=healthy)
-        async with heartbeats_to(replicas) as heartbeats:
-            readiness_check = Readiness(replicas, heartbeats)
-            await readiness_check.check()
-            while "one" not in heartbeats.silent:
-                await asyncio.sleep(0.01)
-            await readiness_check.check()
-            assert replicas.called == ["one", "other", "other"]
-            waking.set()
-            while heartbeats.silent:
-                await asyncio.sleep(0.01)
-            await readiness_check.check()
-            assert replicas.called[3:] == ["one"]
-
-    asyncio.run(asyncio.wait_for(test(), 10))
+async def test_a_hanging_replica_is_not_called_again_until_it_answers_a_heartbeat() -> None:
+    waking = asyncio.Event()
+    replicas = Replicas(one=waking.wait, other=healthy)
+    async with heartbeats_to(replicas) as heartbeats:
+        readiness_check = Readiness(replicas, heartbeats)
+        await readiness_check.check()
+        while "one" not in heartbeats.silent:
+            await asyncio.sleep(0.01)
+        await readiness_check.check()
+        assert replicas.called == ["one", "other", "other"]
+        waking.set()
+        while heartbeats.silent:
+            await asyncio.sleep(0.01)
+        await readiness_check.check()
+        assert replicas.called[3:] == ["one"]

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from deployments.ingress.watching import prometheus_text
 from deployments.metrics import COUNTERS, GAUGES, HISTOGRAMS
 from deployments.replica.metrics import Metrics
-from tests.deployments.ingress.test_ingress import App, http_app, run
+from tests.deployments.ingress.test_ingress import App, http_app
 from tests.deployments.local import LocalReplicas, Method, within
 
 FIELDS: dict[str, Any] = {"model": "target", "prompt": "1, 2, 3,", "max_tokens": 20, "seed": 1}
@@ -96,7 +96,14 @@ async def test_a_client_that_leaves_is_in_the_log_with_the_requests_id(
         ("/v1/completions", FIELDS, "wrong", 401, "API key"),
     ],
 )
-def test_a_refusal_has_one_line_with_its_reason_and_is_counted(
+@within(
+    http_app,
+    api_keys={"tenant": "key"},
+    operators=["tenant"],
+    limits={"max_body_bytes": 4096, "max_choices": 8},
+)
+async def test_a_refusal_has_one_line_with_its_reason_and_is_counted(
+    app: App,
     caplog: pytest.LogCaptureFixture,
     path: str,
     fields: dict[str, Any],
@@ -104,23 +111,19 @@ def test_a_refusal_has_one_line_with_its_reason_and_is_counted(
     status: int,
     reason: str,
 ) -> None:
-    async def test(app: App) -> None:
-        headers = {"Authorization": f"Bearer {key}"}
-        assert (await app.client.post(path, json=fields, headers=headers)).status_code == status
-        (line,) = lines(caplog)
-        assert (line["status"], line["outcome"]) == (str(status), "refused")
-        assert reason in line["reason"]
-        assert line["tenant"] == ("-" if key == "wrong" else "tenant")
-        assert (await app.client.get("/metrics")).status_code == 401
-        text = (await app.client.get("/metrics", headers={"Authorization": "Bearer key"})).text
-        assert counts(text, "spindle_responses", "status") == (
-            {"401": 2} if status == 401 else {str(status): 1, "401": 1}
-        )
-        of_tenant = counts(text, "spindle_tenant_responses", "status")
-        assert of_tenant == ({} if status == 401 else {str(status): 1})
-
-    limits = {"max_body_bytes": 4096, "max_choices": 8}
-    run(test, api_keys={"tenant": "key"}, operators=["tenant"], limits=limits)
+    headers = {"Authorization": f"Bearer {key}"}
+    assert (await app.client.post(path, json=fields, headers=headers)).status_code == status
+    (line,) = lines(caplog)
+    assert (line["status"], line["outcome"]) == (str(status), "refused")
+    assert reason in line["reason"]
+    assert line["tenant"] == ("-" if key == "wrong" else "tenant")
+    assert (await app.client.get("/metrics")).status_code == 401
+    text = (await app.client.get("/metrics", headers={"Authorization": "Bearer key"})).text
+    assert counts(text, "spindle_responses", "status") == (
+        {"401": 2} if status == 401 else {str(status): 1, "401": 1}
+    )
+    of_tenant = counts(text, "spindle_tenant_responses", "status")
+    assert of_tenant == ({} if status == 401 else {str(status): 1})
 
 
 @within(http_app, dies=lambda _: 3, limits={"resubmits": 1})
@@ -136,38 +139,25 @@ async def test_losses_of_replicas_are_in_line_and_counts(
     assert "spindle_replicas_lost_total 2.0" in text
 
 
-def test_metrics_have_the_series_of_all_replicas_from_0_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["one", "two", "lost"]
-    of_replicas = {name: Metrics(name, {"lane": "near"}, {}) for name in names}
+@within(http_app)
+async def test_metrics_have_the_series_of_all_replicas_that_answer(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_replicas = {name: Metrics(name, {"lane": "near"}, {}) for name in ("one", "two")}
 
     async def describe(call_args: Any) -> dict[str, int]:
-        call_args["replicas"] = names
+        call_args["replicas"] = [*of_replicas, "lost"]
         return {"max_context": 512, "vocab_size": 2048}
 
     async def metrics(named: Any) -> list[Any]:
-        if named["replica"] == "lost":
-            raise RuntimeError("the actor died")
         return of_replicas[named["replica"]].families()
 
     monkeypatch.setattr(LocalReplicas, "describe", Method(describe))
     monkeypatch.setattr(LocalReplicas, "metrics", Method(metrics), raising=False)
-
-    async def test(app: App) -> None:
-        for key, status in (("key", 403), ("other key", 200)):
-            app.client.headers["Authorization"] = f"Bearer {key}"
-            assert (await app.client.get("/metrics")).status_code == status
-        answer = await app.client.get("/metrics")
-        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-        families = {one.name: one for one in text_string_to_metric_families(answer.text)}
-        for metric in (*COUNTERS, *HISTOGRAMS, *GAUGES):
-            samples = families[f"spindle_{metric.name}"].samples
-            assert {one.labels["replica"] for one in samples} == {"one", "two"}
-            assert {one.value for one in samples} == {0.0}, metric.name
-        of_replicas["one"]._series.observe("ttft_seconds", 0.015)
-        text = (await app.client.get("/metrics")).text
-        assert 'spindle_ttft_seconds_bucket{le="0.01",replica="one"} 0.0' in text
-        assert 'spindle_ttft_seconds_bucket{le="0.02",replica="one"} 1.0' in text
-        assert 'spindle_ttft_seconds_bucket{le="+Inf",replica="one"} 1.0' in text
-        assert 'spindle_ttft_seconds_sum{replica="one"} 0.015' in text
-
-    run(test, api_keys={"tenant": "key", "operator": "other key"}, operators=["operator"])
+    answer = await app.client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = {one.name: one for one in text_string_to_metric_families(answer.text)}
+    for metric in (*COUNTERS, *HISTOGRAMS, *GAUGES):
+        samples = families[f"spindle_{metric.name}"].samples
+        assert {one.labels["replica"] for one in samples} == {"one", "two"}
+        assert {one.value for one in samples} == {0.0}, metric.name

@@ -1,8 +1,7 @@
 """OpenAI's own client with tools and with the Responses API: it must notice nothing."""
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import cache
 from pathlib import Path
@@ -15,19 +14,11 @@ import pytest
 from openai import AsyncOpenAI
 from openai.lib._tools import pydantic_function_tool
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
-from openai.types.responses import (
-    FunctionToolParam,
-    ResponseInputParam,
-    ResponseStreamEvent,
-)
+from openai.types.responses import FunctionToolParam, ResponseInputParam, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from tests.deployments.ingress.parsing.test_formats import CALLS, PARIS
-from tests.deployments.ingress.scripted import (
-    ScriptedReplicas,
-    scripted,
-    with_tool_template,
-)
+from tests.deployments.ingress.scripted import ScriptedReplicas, scripted, with_tool_template
 from tests.deployments.local import within
 
 ASK: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Weather?"}]
@@ -45,8 +36,8 @@ FUNCTIONS: list[FunctionToolParam] = [
 ]
 TWO_CALLS = CALLS[1][1]
 REASONED = f"<think>\nHm.\n</think>\n\n{TWO_CALLS}"
+pytestmark = pytest.mark.usefixtures("loop")
 ToolsApp = tuple[AsyncOpenAI, ScriptedReplicas]
-Test = Callable[[AsyncOpenAI, ScriptedReplicas], Awaitable[None]]
 
 
 class Weather(BaseModel):
@@ -65,14 +56,6 @@ def tools_app(
     text: str, path: Path | None = None, **target: Any
 ) -> AbstractAsyncContextManager[ToolsApp]:
     return scripted(path or checkpoint(), text, **{"tool_parser": "hermes", **target})
-
-
-def run(text: str, test: Test, path: Path | None = None, **target: Any) -> None:
-    async def inside() -> None:
-        async with tools_app(text, path, **target) as (client, replicas):
-            await test(client, replicas)
-
-    asyncio.run(inside())
 
 
 @within(tools_app, TWO_CALLS)
@@ -148,10 +131,10 @@ async def test_only_allowed_tools_are_shown_and_called(app: ToolsApp, mode: str)
         ("{{ messages[0].content }}", "Weather?", "reasoning_effort, verbosity"),
     ],
 )
-def test_effort_and_verbosity_reach_a_template_that_knows_them(
+async def test_effort_and_verbosity_reach_a_template_that_knows_them(
     template: str, shown: str, ignored: str, tmp_path: Path
 ) -> None:
-    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
+    async with tools_app("Yes.", with_tool_template(tmp_path, template)) as (client, replicas):
         chat = await client.chat.completions.with_raw_response.create(
             model="target", messages=ASK, reasoning_effort="low", verbosity="high"
         )
@@ -169,12 +152,10 @@ def test_effort_and_verbosity_reach_a_template_that_knows_them(
         read = response.parse()
         assert (read.reasoning.effort, read.text.verbosity) == ("low", "high")  # type: ignore[union-attr]
 
-    run("Yes.", test, with_tool_template(tmp_path, template))
-
 
 @pytest.mark.parametrize("text", [TWO_CALLS, REASONED, "No call."])
-def test_a_streamed_chat_is_the_whole_one(text: str) -> None:
-    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
+async def test_a_streamed_chat_is_the_whole_one(text: str) -> None:
+    async with tools_app(text, reasoning_parser="qwen3") as (client, _):
         fields: dict[str, Any] = {"model": "target", "messages": ASK, "tools": TOOLS, "n": 2}
         fields["extra_body"] = {"return_token_ids": True}
         whole = await client.chat.completions.create(**fields)
@@ -211,8 +192,6 @@ def test_a_streamed_chat_is_the_whole_one(text: str) -> None:
             assert calls[0] == calls[1]
             assert len(calls[0]) == len(expected) // 2
 
-    run(text, test, reasoning_parser="qwen3")
-
 
 NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 NAMED_IN_RESPONSES: Any = {"type": "function", "name": "get_weather"}
@@ -221,10 +200,9 @@ FORCED = [("required", CALL_LIST, "tool_calls"), (NAMED, PARIS[1], "stop")]
 
 
 @pytest.mark.parametrize(("choice", "text", "finish"), FORCED)
-def test_forced_calls_are_sent_with_their_schema(choice: Any, text: str, finish: str) -> None:
+async def test_forced_calls_are_sent_with_their_schema(choice: Any, text: str, finish: str) -> None:
     """The scripted model writes what the grammar would make it write; the config has no parser."""
-
-    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
+    async with tools_app(text, tool_parser=None) as (client, replicas):
         fields: Any = {"model": "target", "messages": ASK, "tools": TOOLS, "tool_choice": choice}
         whole = await client.chat.completions.create(**fields)
         grammar = replicas.requests[-1]["params"].grammar
@@ -246,15 +224,12 @@ def test_forced_calls_are_sent_with_their_schema(choice: Any, text: str, finish:
         assert item.type == "function_call"
         assert (item.name, item.arguments) == PARIS
 
-    run(text, test, tool_parser=None)
-
 
 @pytest.mark.parametrize("called", [False, True])
-def test_tools_beside_a_schema_of_the_answer(called: bool) -> None:
+async def test_tools_beside_a_schema_of_the_answer(called: bool) -> None:
     """An answer by the schema or calls, both kept to; without any parser in the config."""
     text = CALL_LIST if called else PARIS[1]
-
-    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
+    async with tools_app(text, tool_parser=None) as (client, replicas):
         tool = pydantic_function_tool(Weather, name="get_weather")
         chat = await client.chat.completions.parse(
             model="target", messages=ASK, tools=[tool], response_format=Weather
@@ -274,8 +249,6 @@ def test_tools_beside_a_schema_of_the_answer(called: bool) -> None:
         )
         assert response.output[0].type == ("function_call" if called else "message")
         assert response.output_parsed == (None if called else Weather(city="Paris", days=3))
-
-    run(text, test, tool_parser=None)
 
 
 def types(events: Sequence[ResponseStreamEvent]) -> list[str]:
@@ -352,10 +325,7 @@ async def test_a_streamed_response_is_the_whole_one(app: ToolsApp) -> None:
         "reasoning", "message", "function_call", "function_call"
     ]  # fmt: skip
     async with client.responses.stream(
-        model="target",
-        input="Weather?",
-        instructions="Be brief.",
-        tools=FUNCTIONS,
+        model="target", input="Weather?", instructions="Be brief.", tools=FUNCTIONS
     ) as stream:
         snapshots = [
             event.snapshot async for event in stream if event.type == "response.output_text.delta"
@@ -401,10 +371,11 @@ async def test_the_items_of_a_response_are_the_next_input(app: ToolsApp) -> None
     assert replicas.prompt.endswith(f"<|user|>Weather?{turn}{read}<|assistant|>")
 
 
-def test_a_response_continues_a_stored_one_of_the_same_client() -> None:
+async def test_a_response_continues_a_stored_one_of_the_same_client() -> None:
     """In a memory for some 14 items, of which those used last are kept."""
+    limits = {"stored_response_bytes": 30_000}
+    async with scripted(checkpoint(), "Yes.", limits) as (client, replicas):
 
-    async def test(client: AsyncOpenAI, replicas: ScriptedReplicas) -> None:
         async def ask(text: str, before: str | None = None, **fields: Any) -> Any:
             return await client.responses.create(
                 model="target", input=text, previous_response_id=before, **fields
@@ -433,13 +404,6 @@ def test_a_response_continues_a_stored_one_of_the_same_client() -> None:
             await ask("Something else?")
         await refused(second.id)
         assert (await ask("And?", fork.id)).output_text == "Yes."
-
-    async def inside() -> None:
-        limits = {"stored_response_bytes": 30_000}
-        async with scripted(checkpoint(), "Yes.", limits) as (client, replicas):
-            await test(client, replicas)
-
-    asyncio.run(inside())
 
 
 @pytest.mark.parametrize(

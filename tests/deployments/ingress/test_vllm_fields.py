@@ -1,6 +1,5 @@
 """What clients of vLLM's server expect beside OpenAI's API, over HTTP in this process."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +7,13 @@ import pytest
 from openai import NotFoundError
 
 from cluster.built_in_models import TARGET, model_path
-from deployments.ingress.tokenizer import Tokens
 from tests.adapters import write_adapter
 from tests.deployments.ingress.answers.test_output_text import ZOO
-from tests.deployments.ingress.scripted import scripted, with_tool_template
+from tests.deployments.ingress.scripted import scripted
 from tests.deployments.ingress.test_ingress import PROMPT, App, events, http_app
 from tests.deployments.local import within
+
+pytestmark = pytest.mark.usefixtures("loop")
 
 
 def choice_of(body: dict[str, Any]) -> dict[str, Any]:
@@ -85,37 +85,19 @@ async def test_special_tokens_are_left_in_the_text_where_that_is_wanted(app: App
     assert (hidden["text"], shown["text"]) == ("", "<|end|>" * 3)
 
 
-def test_each_adapter_is_a_model_of_its_own(tmp_path: Path) -> None:
+async def test_each_adapter_is_a_model_of_its_own(tmp_path: Path) -> None:
     base = model_path(TARGET)
     folder = write_adapter(tmp_path / "mine", base, seed=0)
-
-    async def test() -> None:
-        modules = {"mine": str(folder)}
-        async with scripted(base, "Yes.", backend="vllm", lora_modules=modules) as (
-            client,
-            replicas,
-        ):
-            models = {one.id: one.to_dict().get("parent") async for one in client.models.list()}
-            assert models == {"target": None, "mine": "target"}
-            answer = await client.completions.create(model="mine", prompt="Yes?")
-            streamed = await client.completions.create(model="target", prompt="Yes?", stream=True)
-            names = {chunk.model async for chunk in streamed}
-            response = await client.responses.create(model="mine", input="Yes?")
-            assert (answer.model, names, response.model) == ("mine", {"target"}, "mine")
-            sent = [request["params"].adapter for request in replicas.requests]
-            assert sent == ["mine", "", "mine"]
-            with pytest.raises(NotFoundError, match="there is 'target', 'mine'"):
-                await client.completions.create(model="yours", prompt="Yes?")
-
-    asyncio.run(test())
-
-
-def test_a_template_is_given_the_variables_that_it_uses(tmp_path: Path) -> None:
-    template = "{% if thinking %}Think. {% endif %}{{ messages[0].content }}"
-    tokens = Tokens(with_tool_template(tmp_path, template))
-    messages = [{"role": "user", "content": "Hello"}]
-    variables = {"thinking": True, "think": 1}
-    assert tokens.used_variables(variables) == {"thinking": True}
-    for given, text in ((variables, "Think. Hello"), ({}, "Hello")):
-        ids = asyncio.run(tokens.encode_chat(messages, variables=given))
-        assert tokens.decode(ids) == text
+    modules = {"mine": str(folder)}
+    async with scripted(base, "Yes.", backend="vllm", lora_modules=modules) as (client, replicas):
+        models = {one.id: one.to_dict().get("parent") async for one in client.models.list()}
+        assert models == {"target": None, "mine": "target"}
+        answer = await client.completions.create(model="mine", prompt="Yes?")
+        streamed = await client.completions.create(model="target", prompt="Yes?", stream=True)
+        names = {chunk.model async for chunk in streamed}
+        response = await client.responses.create(model="mine", input="Yes?")
+        assert (answer.model, names, response.model) == ("mine", {"target"}, "mine")
+        sent = [request["params"].adapter for request in replicas.requests]
+        assert sent == ["mine", "", "mine"]
+        with pytest.raises(NotFoundError, match="there is 'target', 'mine'"):
+            await client.completions.create(model="yours", prompt="Yes?")

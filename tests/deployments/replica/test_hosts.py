@@ -1,7 +1,5 @@
 """From the config to the drafters that it describes."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 from actors.hosts.direct import make_lookup
@@ -43,12 +41,3 @@ def test_heads_and_copies_keep_as_many_tokens_as_the_target_by_default(tmp_path:
     config = AppConfig.model_validate({"target": target, "drafters": drafters})
     kept = [drafter.kv_capacity(config.target) for drafter in config.drafters]
     assert kept == [70_000, 70_000, 32_768]
-
-
-def test_a_replica_imports_no_model_code_itself() -> None:
-    """Which takes seconds of its start, and its actors import it anyway."""
-    modules = "deployments.replica.hosts, deployments.replica.service"
-    heavy = {"torch", "transformers", "scipy.optimize"}
-    check = f"import sys, {modules}; print({heavy} & {{*sys.modules}})"
-    ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "set()"

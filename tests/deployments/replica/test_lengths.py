@@ -1,6 +1,7 @@
 """Output lengths, from the config's schedule to the predictions of a replica's service."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from engine.sampling.params import SamplingParams
 from policies.request import RequestView
 
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+LONG = replace(PARAMS, max_tokens=400)
 
 
 @pytest.mark.parametrize(("schedule", "learned"), [("laps_sd", True), ("default", False)])
@@ -32,8 +34,10 @@ def test_lengths_are_predicted_where_they_are_used(
         events: list[Event] = []
         service.add_observer(events.append)
         for number in range(10):
+            gone = service.coordinator.submit(f"cancelled {number}", [5, 6, 7], LONG)
             async for _ in service.coordinator.submit(str(number), [5, 6, 7], PARAMS):
                 pass
+            gone.close()  # which teaches nothing
             await asyncio.sleep(0.05)
         await service.coordinator.close()
         await fleet.close()

@@ -5,12 +5,7 @@ from typing import Any
 
 import pytest
 
-from actors.coordinator.events import (
-    CaughtUp,
-    Drafted,
-    Verified,
-    VerifiedTrees,
-)
+from actors.coordinator.events import CaughtUp, Drafted, Verified, VerifiedTrees
 from actors.learning.replica_side import Numbers
 from deployments.replica.live import LiveNumbers
 from policies.flat_trees import flatten

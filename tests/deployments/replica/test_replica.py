@@ -11,13 +11,7 @@ from ray.serve.handle import DeploymentResponseGenerator
 
 from engine.sampling.params import SamplingParams
 from tests.actors.hosts.cluster import has_loaded, processes
-from tests.deployments.replica.served import (
-    UNREAD_TOKENS,
-    begin,
-    read,
-    replica_pid,
-    state,
-)
+from tests.deployments.replica.served import UNREAD_TOKENS, begin, read, replica_pid, state
 from tests.deployments.serving import (
     PORT,
     SEED,

@@ -40,10 +40,7 @@ APPLICATIONS: Mapping[str, Mapping[str, Any]] = {
         **ALIKE,
         "target": VLLM_TARGET,
         # In a process of its own, which a test kills.
-        "drafters": [
-            {"name": "tiny", "model": "zoo/tiny"},
-            {"name": "suffix", "kind": "suffix"},
-        ],
+        "drafters": [{"name": "tiny", "model": "zoo/tiny"}, {"name": "suffix", "kind": "suffix"}],
     },
 }
 

@@ -11,11 +11,7 @@ import requests
 
 from tests.deployments.served.application import KEYS
 from tests.deployments.serving import KEY_FROM_ENVIRONMENT, URL
-from tests.deployments.tenant_attack import (
-    attack,
-    secret_answer,
-    share_read,
-)
+from tests.deployments.tenant_attack import attack, secret_answer, share_read
 
 pytestmark = pytest.mark.usefixtures("app")
 VICTIM, ATTACKER, EARLIER = KEYS["alpha"], KEYS["beta"], KEY_FROM_ENVIRONMENT
@@ -27,9 +23,7 @@ def salt() -> dict[str, Any]:
     return {"cache_salt": secrets.token_hex(8)}
 
 
-def test_an_attack_finds_the_same_whatever_another_tenant_has_asked(
-    salt: dict[str, Any],
-) -> None:
+def test_an_attack_finds_the_same_whatever_another_tenant_has_asked(salt: dict[str, Any]) -> None:
     seed = secrets.randbits(32)
     # Known in advance from a scope that is never attacked, as attacks leave traces of their own.
     answer = secret_answer(VICTIM, seed, cache_salt="elsewhere")

@@ -19,15 +19,8 @@ from tests.actors.hosts.cluster import processes
 from tests.adapters import merged
 from tests.deployments.killing import Kill
 from tests.deployments.served.application import ADAPTER, KEYS, adapter
-from tests.deployments.serving import (
-    PROMPT,
-    URL,
-    eventually,
-    is_idle,
-    oracle,
-    replicas,
-    tokenizer,
-)
+from tests.deployments.serving import PROMPT, URL, eventually, is_idle, replicas, tokenizer
+from tests.engine.streams import reference_target
 from tests.identity import Identity
 
 pytestmark = [
@@ -74,9 +67,8 @@ def stream(
 
 def check(received: Sequence[ReceivedStream], asked: Sequence[Mapping[str, Any]]) -> None:
     """Every stream is complete and the oracle's, with the adapter or without."""
-    identities = {
-        TARGET: Identity(oracle()), ADAPTER: Identity(merged(model_path(TARGET), adapter()))
-    }  # fmt: skip
+    with_adapter = merged(model_path(TARGET), adapter())
+    identities = {TARGET: Identity(reference_target()), ADAPTER: Identity(with_adapter)}
     names = SamplingParams.__dataclass_fields__.keys() - {"seed", "ignore_eos"}
     for one, body in zip(received, asked, strict=True):
         assert one.error is None

@@ -21,15 +21,8 @@ def static(batch: AttentionBatch) -> StaticPlan:
     return plan
 
 
-LAYOUTS: dict[str, Layout] = {
-    "packed": PackedPlan,
-    "fused": FusedPlan,
-    "static": static,
-}
-SCORINGS = {
-    "plain": Scoring(0.25),
-    "window": Scoring(0.25, window=9),
-}
+LAYOUTS: dict[str, Layout] = {"packed": PackedPlan, "fused": FusedPlan, "static": static}
+SCORINGS = {"plain": Scoring(0.25), "window": Scoring(0.25, window=9)}
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 # FusedPlan is for CUDA. Here flex_attention runs uncompiled, which tests its masks, not the kernel.
 

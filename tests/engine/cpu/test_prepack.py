@@ -62,24 +62,14 @@ class Doubled(nn.Linear):
         return 2 * super().forward(rows)
 
 
-def empty(out: int, features: int) -> nn.Linear:
-    layer = nn.Linear(4, 4)
-    layer.weight = nn.Parameter(torch.empty(out, features))
-    return layer
-
-
 @pytest.mark.parametrize(
     "layer",
     [
-        nn.Linear(4, 4, device="meta"),  # any device but the CPU
+        nn.Linear(4, 4, device="meta"),
         linear(4, 4, torch.float16),
-        linear(4, 4, torch.float64),
-        empty(4, 0),
-        empty(0, 4),
         Doubled(4, 4),
-        nn.Embedding(4, 4),
     ],
-    ids=["device", "half", "double", "no input", "no output", "subclass", "no linear"],
+    ids=["device", "half", "subclass"],
 )
 def test_what_cannot_be_packed_stays_as_it_is(layer: nn.Module) -> None:
     assert not can_pack(layer)
@@ -122,14 +112,6 @@ def test_prepacked_family_equals_its_stock_model(family: str) -> None:
     model = PackedModel(build(SUPPORTED[family]), kv_tokens=64)
     assert not any(can_pack(module) for module in model.hf_model.modules())
     torch.testing.assert_close(forward_all(model), expected, atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("family", SUPPORTED)
-def test_the_loop_serves_just_the_families_it_knows(family: str) -> None:
-    model = build(SUPPORTED[family])
-    assert fused_forward(model) is None  # its layers are not packed
-    prepack(model)
-    assert (fused_forward(model) is not None) == (family in FUSED)
 
 
 @pytest.mark.parametrize("family", FUSED)

@@ -13,12 +13,7 @@ from engine.model import PackedModel, Segment
 from policies.tree import DraftTree
 from tests.engine.families import VOCAB, build
 
-FAMILIES = {
-    "llama": {},
-    "qwen2": {},
-    "qwen3": {},
-    "mistral": {"sliding_window": 9},
-}
+FAMILIES = {"llama": {}, "qwen2": {}, "qwen3": {}, "mistral": {"sliding_window": 9}}
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
 
 

@@ -6,13 +6,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from numpy.typing import NDArray
 
 from engine.cpu.quantized_kernel import SCALE_GROUP
-from engine.cpu.quantized_weights import (
-    GGUF_TYPES,
-    Bits,
-    dequantized,
-    from_gguf,
-    quantized,
-)
+from engine.cpu.quantized_weights import GGUF_TYPES, Bits, dequantized, from_gguf, quantized
 
 HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,)} | {
     "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)

@@ -1,4 +1,4 @@
-"""Small EAGLE-3 heads as checkpoints of speculators, and a plain computation of what they say."""
+"""Small EAGLE-3 heads as checkpoints of speculators, and what that package computes with them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -51,8 +51,8 @@ def target_ids() -> Tensor:
     return torch.randperm(VOCAB, generator=generator)[:DRAFT_VOCAB].sort().values
 
 
-def random_weights(seed: int = 0, layers: int = len(LAYERS)) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
+def random_weights() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
 
     def matrix(rows: int, columns: int) -> Tensor:
         return 0.3 * torch.randn(rows, columns, generator=generator)
@@ -63,7 +63,7 @@ def random_weights(seed: int = 0, layers: int = len(LAYERS)) -> dict[str, Tensor
     layer = "layers.0."
     return {
         "embed_tokens.weight": matrix(VOCAB, HIDDEN),
-        "fc.weight": matrix(HIDDEN, layers * HIDDEN),
+        "fc.weight": matrix(HIDDEN, len(LAYERS) * HIDDEN),
         f"{layer}input_layernorm.weight": norm(),
         f"{layer}hidden_norm.weight": norm(),
         f"{layer}post_attention_layernorm.weight": norm(),
@@ -80,9 +80,9 @@ def random_weights(seed: int = 0, layers: int = len(LAYERS)) -> dict[str, Tensor
     }
 
 
-def attention_biases(seed: int = 1) -> dict[str, Tensor]:
+def attention_biases() -> dict[str, Tensor]:
     """What `attention_bias` adds to the weights."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(1)
     sizes = {"q": HEADS * HEAD_DIM, "k": KV_HEADS * HEAD_DIM, "v": KV_HEADS * HEAD_DIM, "o": HIDDEN}
     return {
         f"layers.0.self_attn.{name}_proj.bias": torch.randn(size, generator=generator)
@@ -100,70 +100,8 @@ def write_head(
     return path
 
 
-def plain_logits(
-    weights: Mapping[str, Tensor],
-    settings: Mapping[str, Any],
-    tokens: Sequence[int],
-    features: NDArray[np.float32],
-) -> NDArray[np.float64]:
-    """The scores over the target's vocabulary of the token after `tokens`, of which those after
-    `features` were drafted: position by position, everything recomputed, in fp64."""
-    double = {name: weight.double() for name, weight in weights.items()}
-
-    def norm(rows: Tensor, name: str) -> Tensor:
-        scale = (rows.pow(2).mean(-1, keepdim=True) + EPSILON).rsqrt()
-        return rows * scale * double[f"{name}.weight"]
-
-    def linear(rows: Tensor, name: str) -> Tensor:
-        return rows @ double[f"{name}.weight"].T + double.get(f"{name}.bias", 0.0)
-
-    def rotated(heads: Tensor, position: int) -> Tensor:
-        half = HEAD_DIM // 2
-        angles = position * THETA ** (-torch.arange(half, dtype=torch.float64) / half)
-        first, second = heads[:, :half], heads[:, half:]
-        cos, sin = angles.cos(), angles.sin()
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
-    keys: list[Tensor] = []
-    values: list[Tensor] = []
-    output = torch.empty(0)
-    for position, token in enumerate(tokens[1:]):
-        known = position < len(features)
-        hidden = linear(torch.from_numpy(features[position]).double(), "fc") if known else output
-        normed = norm(hidden, "layers.0.hidden_norm")
-        residual = normed if settings["norm_before_residual"] else hidden
-        embedded = norm(double["embed_tokens.weight"][token], "layers.0.input_layernorm")
-        row = torch.cat([embedded, normed])
-        query, key, value = (
-            linear(row, f"layers.0.self_attn.{name}_proj").view(-1, HEAD_DIM) for name in "qkv"
-        )
-        keys.append(rotated(key, position))
-        values.append(value)
-        group = HEADS // KV_HEADS
-        all_keys = torch.stack(keys).repeat_interleave(group, 1)
-        all_values = torch.stack(values).repeat_interleave(group, 1)
-        scores = torch.einsum("hd,nhd->hn", rotated(query, position), all_keys) / HEAD_DIM**0.5
-        mixed = torch.einsum("hn,nhd->hd", scores.softmax(-1), all_values).flatten()
-        hidden = residual + linear(mixed, "layers.0.self_attn.o_proj")
-        normed = norm(hidden, "layers.0.post_attention_layernorm")
-        gated = torch.nn.functional.silu(linear(normed, "layers.0.mlp.gate_proj"))
-        output = hidden + linear(
-            gated * linear(normed, "layers.0.mlp.up_proj"), "layers.0.mlp.down_proj"
-        )
-    scores = torch.full((VOCAB,), -torch.inf, dtype=torch.float64)
-    scores[target_ids()] = linear(norm(output, "norm"), "lm_head")
-    return scores.numpy()
-
-
-def speculators_logits(
-    weights: Mapping[str, Tensor],
-    settings: Mapping[str, Any],
-    committed: Sequence[int],
-    drafted: Sequence[int],
-    features: NDArray[np.float32],
-) -> list[NDArray[np.float32]]:
-    """What the package speculators' own model says after the committed tokens, and after each of
-    the drafted ones but the last: scores over the reduced vocabulary."""
+def speculators_model(weights: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Any:
+    """The package speculators' own model of a head."""
     from speculators.models.eagle3.config import Eagle3SpeculatorConfig
     from speculators.models.eagle3.core import Eagle3DraftModel
 
@@ -183,16 +121,25 @@ def speculators_logits(
     missing, surplus = model.load_state_dict(dict(weights), strict=False)
     assert not surplus
     assert set(missing) == {"t2d", "verifier_lm_head.weight", "verifier_norm.weight"}
-    last = len(committed) - 2
+    return model
+
+
+def speculators_logits(
+    model: Any, tokens: Sequence[int], features: NDArray[np.float32]
+) -> list[NDArray[np.float32]]:
+    """What it says after the committed tokens, which are one more than have features, and after
+    each drafted one: scores over the reduced vocabulary."""
+    last, drafted = len(features) - 1, len(tokens) - len(features) - 1
     scores: list[NDArray[np.float32]] = []
-    model.lm_head.register_forward_hook(
+    hook = model.lm_head.register_forward_hook(
         lambda _module, _inputs, output: scores.append(output[0, last].numpy())
     )
     # Each of its steps reads the next of the given tokens in place of its own choice, at every
     # position; positions after the last committed one only bring those tokens.
-    tokens = torch.tensor([[*committed[1:], *drafted]])
-    padded = torch.zeros(1, tokens.shape[1], features.shape[1])
+    ids = torch.tensor([[*tokens[1:], 0]])
+    padded = torch.zeros(1, ids.shape[1], features.shape[1])
     padded[0, : len(features)] = torch.from_numpy(features)
     with torch.inference_mode():
-        model(padded, tokens, torch.zeros_like(tokens), ttt_steps=len(drafted))
+        model(padded, ids, torch.zeros_like(ids), ttt_steps=drafted + 1)
+    hook.remove()
     return scores

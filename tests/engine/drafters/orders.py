@@ -77,10 +77,7 @@ def assert_equal(tree: DraftTree, expected: DraftTree, tolerance: float = 1e-4) 
 
 
 def beam_search(
-    logits_after: Callable[[list[int]], NDArray[np.float64]],
-    stream: Stream,
-    depth: int,
-    width: int,
+    logits_after: Callable[[list[int]], NDArray[np.float64]], stream: Stream, depth: int, width: int
 ) -> DraftTree:
     """The definition, one path at a time: of all children of a level the `width` best."""
     tokens: list[int] = []

@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,23 +22,24 @@ from engine.drafters.eagle3 import Eagle3Drafter
 from engine.drafters.eagle3_head import Eagle3Head
 from engine.errors import IncompatibleDrafter
 from engine.model import PackedModel
-from engine.protocol import Commit, Draft, DraftOrder, Features, Missing
+from engine.protocol import Draft, DraftOrder, Features, Missing
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
 from tests import reference
-from tests.checkpoints import VOCAB, llama
+from tests.checkpoints import VOCAB, eager_llama, llama
 from tests.engine.drafters.eagle3_heads import (
     HIDDEN,
     LAYERS,
     attention_biases,
     config,
-    plain_logits,
     random_weights,
     speculators_logits,
+    speculators_model,
     target_ids,
     write_head,
 )
 from tests.engine.drafters.orders import Stream, assert_equal, beam_search
+from tests.identity import joined
 
 WIDTH = len(LAYERS) * HIDDEN
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -80,7 +80,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("norm_before_residual", [True, False])
-def test_logits_equal_the_plain_computation_and_the_package_speculators(
+def test_logits_equal_those_of_the_package_speculators(
     tmp_path: Path, norm_before_residual: bool, biased: bool
 ) -> None:
     """For a chain; a tree's rows are compared by its confidences."""
@@ -102,11 +102,8 @@ def test_logits_equal_the_plain_computation_and_the_package_speculators(
         drafted = stream.draft(drafter, depth=3).tokens.tolist()
     assert len(scores) == 3
     known = stream.features[: len(stream.committed) - 1]
-    for depth, own in enumerate(scores):
-        before = stream.committed.ids + drafted[:depth]
-        expected = plain_logits(weights, settings, before, known)
-        np.testing.assert_allclose(own[0].numpy(), expected[target_ids().numpy()], atol=1e-4)
-    theirs = speculators_logits(weights, settings, stream.committed.ids, drafted, known)
+    model = speculators_model(weights, settings)
+    theirs = speculators_logits(model, stream.committed.ids + drafted[:-1], known)
     for own, logits in zip(scores, theirs, strict=True):
         np.testing.assert_allclose(own[0].numpy(), logits, atol=1e-4)
 
@@ -117,10 +114,16 @@ def test_a_tree_equals_beam_search_from_scratch(
     checkpoint: Path, params: SamplingParams, depth: int, width: int
 ) -> None:
     """Also with the target's noise, which takes the target's ids."""
+    model = speculators_model(random_weights(), config())
     for seed in range(3):
         stream = FedStream("a", [5, 9, 2, 6, 5, 3, seed], params, seed)
         known = stream.features[: len(stream.committed) - 1]
-        logits_after = partial(plain_logits, random_weights(), config(), features=known)
+
+        def logits_after(tokens: Sequence[int], known: Rows = known) -> NDArray[np.float64]:
+            scores = np.full(VOCAB, -np.inf)
+            scores[target_ids().numpy()] = speculators_logits(model, tokens, known)[-1]
+            return scores
+
         expected = beam_search(logits_after, stream, depth, width)
         assert_equal(stream.draft(make(checkpoint), depth, width), expected, 0.02)
 
@@ -212,16 +215,11 @@ def test_outputs_equal_the_references(
     """Also in a pool that is too small for the requests, which then lack features."""
     drafter = make(checkpoint, kv_tokens)
     verifier = NativeVerifier(PackedModel(target(), kv_tokens=1024))
-    streams: dict[str, list[int]] = {}
-    for commit in generate(verifier, PROMPTS, params, drafter=drafter, depth=3, width=width):
-        assert isinstance(commit, Commit)
-        streams.setdefault(commit.request, []).extend(commit.token_ids)
-    eager = target()
-    eager.set_attn_implementation("eager")
-    assert streams == {
-        str(number): reference.generate(eager, prompt, params, params.seed or 0)
-        for number, prompt in enumerate(PROMPTS)
-    }
+    served = generate(verifier, PROMPTS, params, drafter=drafter, depth=3, width=width)
+    assert joined(served, len(PROMPTS))[0] == [
+        reference.generate(eager_llama(layers=4), prompt, params, params.seed or 0)
+        for prompt in PROMPTS
+    ]
 
 
 def test_a_head_that_knows_the_targets_next_token_but_one_is_accepted(tmp_path: Path) -> None:
@@ -254,13 +252,10 @@ def test_a_head_that_knows_the_targets_next_token_but_one_is_accepted(tmp_path: 
     write_head(path, weights, settings)
     drafter = make(path)
     verifier = NativeVerifier(PackedModel(model, kv_tokens=1024))
-    commits = [
-        commit
-        for commit in generate(verifier, PROMPTS, GREEDY, drafter=drafter, depth=1)
-        if isinstance(commit, Commit)
-    ]
+    served = generate(verifier, PROMPTS, GREEDY, drafter=drafter, depth=1)
+    _, commits = joined(served, len(PROMPTS))
     # The first token comes without a draft.
-    assert len(commits) <= len(PROMPTS) * (1 + GREEDY.max_tokens // 2)
+    assert commits <= len(PROMPTS) * (1 + GREEDY.max_tokens // 2)
 
 
 def worker_of(head: Path, its_target: Path) -> DrafterWorker:
@@ -343,12 +338,7 @@ def test_in_fewer_bits_it_drafts_about_the_same(checkpoint: Path, int8: bool) ->
     dtype = torch.float32 if int8 else torch.bfloat16
     head = Eagle3Head.load(checkpoint, "cpu", dtype, int8=int8)
     assert isinstance(head.lm_head, Int8Linear) == int8
-    rounded = Eagle3Drafter(
-        "head",
-        head,
-        kv_tokens=1024,
-        target_vocab_size=VOCAB,
-    )
+    rounded = Eagle3Drafter("head", head, kv_tokens=1024, target_vocab_size=VOCAB)
     same = 0
     for seed in range(20):
         drafts = [

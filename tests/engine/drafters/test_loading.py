@@ -35,9 +35,3 @@ def test_a_drafter_that_was_measured_before_is_not_measured_again(
     assert first.step.predict(100, 4) > 0
     monkeypatch.setattr(drafter.drafter, "draft", None)
     assert drafter.measure(tmp_path, 0.01) == first
-
-
-def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
-    known = ", ".join(DRAFTER_KINDS)
-    with pytest.raises(ValueError, match=f"'bigram'; choose one of {known}$"):
-        drafter_kind("bigram")

@@ -66,31 +66,9 @@ def test_requests_share_no_text_and_can_be_forgotten(lookup: Lookup) -> None:
     assert answer == Missing("b", 0, 2, have=0)
 
 
-def test_the_tokens_that_followed_the_match_are_proposed() -> None:
-    tree = Stream("a", [1, 2, 3, 4, 5, 6, 9, 1, 2, 3]).draft(NgramDrafter(), depth=3)
-    assert tree.is_chain
-    assert tree.tokens.tolist() == [4, 5, 6]
-
-
 def test_the_longest_match_decides() -> None:
     # 2, 3 was followed by 7 twice, but 1, 2, 3 by 8.
     tokens = [1, 2, 3, 8, 2, 3, 7, 2, 3, 7, 1, 2, 3]
-    assert Stream("a", tokens).draft(NgramDrafter(), depth=1).tokens.tolist() == [8]
-
-
-def test_confidence_grows_with_the_share_of_matches_and_their_length() -> None:
-    divided = [1, 2, 7, 4, 1, 2, 8, 5, 1, 2, 7, 6, 1, 2]
-    agreed = [1, 2, 7, 4, 1, 2, 7, 5, 1, 2, 7, 6, 1, 2]
-    trees = [Stream("a", one).draft(NgramDrafter(), depth=1) for one in (divided, agreed)]
-    assert [tree.tokens.tolist() for tree in trees] == [[7], [7]]
-    assert 0 < trees[0].confidence[0] < trees[1].confidence[0] < 1
-    (longer,) = Stream("b", [1, 2, 3, 7, 1, 2, 3]).draft(NgramDrafter(), depth=1).confidence
-    (shorter,) = Stream("c", [2, 3, 7, 2, 3]).draft(NgramDrafter(), depth=1).confidence
-    assert longer > shorter
-
-
-def test_of_equal_matches_the_latest_decides() -> None:
-    tokens = [1, 2, 7, 1, 2, 8, 1, 2]
     assert Stream("a", tokens).draft(NgramDrafter(), depth=1).tokens.tolist() == [8]
 
 
@@ -169,12 +147,6 @@ def test_past_outputs_are_bounded_and_the_least_recently_used_are_evicted() -> N
     assert is_found(100)  # which counts as a use
     learn(drafter, range(400, 410))
     assert [first for first in (100, 200, 300, 400) if is_found(first)] == [100, 300, 400]
-
-
-def test_an_output_larger_than_the_limit_is_not_kept() -> None:
-    drafter = SuffixDrafter(past_tokens=60)
-    learn(drafter, range(100))
-    assert len(Stream("a", [1, 2]).draft(drafter, depth=1)) == 0
 
 
 def test_outputs_that_stay_are_still_found_after_the_index_was_compacted() -> None:

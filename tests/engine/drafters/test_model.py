@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from transformers import PreTrainedModel
 
 from engine.drafters.beam import GrowingTrees
 from engine.drafters.model import ModelDrafter
@@ -16,7 +15,7 @@ from engine.sampling.params import SamplingParams
 from policies.flat_trees import flatten, prune_each, split
 from policies.tree import DraftTree
 from tests import reference
-from tests.checkpoints import CONTEXT, VOCAB, llama
+from tests.checkpoints import CONTEXT, VOCAB, eager_llama, llama
 from tests.engine.drafters.orders import Stream, assert_equal, beam_search
 from tests.policies.tree_lists import path_confidence
 
@@ -75,13 +74,6 @@ def runner() -> RecordingRunner:
     return RecordingRunner()
 
 
-@pytest.fixture(scope="module")
-def eager() -> PreTrainedModel:
-    model = llama()
-    model.set_attn_implementation("eager")
-    return model
-
-
 def drafter_on(runner: DraftRunner, chunk: int = 512) -> ModelDrafter:
     return ModelDrafter("drafter", runner, target_vocab_size=VOCAB, chunk=chunk)
 
@@ -102,7 +94,7 @@ def trees_of(
 @pytest.mark.parametrize("params", [GREEDY, SEEDED, FILTERED, PENALISED, BIASED, NOT_YET_STOPPED])
 @pytest.mark.parametrize(("depth", "width"), [(5, 1), (3, 4)])
 def test_a_tree_equals_beam_search_from_scratch(
-    eager: PreTrainedModel, params: SamplingParams, depth: int, width: int, static_steps: bool
+    params: SamplingParams, depth: int, width: int, static_steps: bool
 ) -> None:
     """With noise at each node's position and penalties along each node's path."""
     runner = RecordingRunner(static_steps=static_steps)
@@ -110,7 +102,7 @@ def test_a_tree_equals_beam_search_from_scratch(
         stream = Stream(f"seed {seed}", [*PROMPT, seed], params, seed)
         stream.committed.extend([7, 11])  # output, which presence and frequency penalties count
         expected = beam_search(
-            lambda before: reference.forward(eager, before)[-1], stream, depth, width
+            lambda before: reference.forward(eager_llama(), before)[-1], stream, depth, width
         )
         tree = stream.draft(drafter_on(runner), depth, width)
         assert len(tree) >= depth
@@ -152,23 +144,6 @@ def accept_some(stream: Stream, tree: DraftTree, rng: np.random.Generator) -> No
         path = tree.path(int(rng.integers(len(tree))))
         stream.committed.extend(tree.tokens[path].tolist())
     stream.committed.extend([int(rng.integers(VOCAB))])
-
-
-def test_rows_of_an_accepted_draft_are_not_computed_again(runner: RecordingRunner) -> None:
-    drafter = drafter_on(runner)
-    stream = Stream("a", PROMPT, GREEDY)
-    tree = stream.draft(drafter, depth=4)
-    assert runner.take_entered() == {"a": PROMPT}
-    other = (int(tree.tokens[2]) + 1) % VOCAB
-    stream.committed.extend([*tree.tokens[:2].tolist(), other])
-    tree = stream.draft(drafter, depth=4)
-    assert runner.take_entered() == {"a": [other]}
-
-    # The last drafted token has no row yet.
-    accepted = tree.tokens.tolist()
-    stream.committed.extend([*accepted, 50])
-    stream.draft(drafter, depth=1)
-    assert runner.take_entered() == {"a": [accepted[-1], 50]}
 
 
 def test_rows_of_an_accepted_branch_are_not_computed_again(runner: RecordingRunner) -> None:
@@ -310,16 +285,6 @@ def test_missing_prefixes_are_reported_and_the_other_requests_drafted(
     for stream in (unknown, changed):  # resent from the start, as have=0 asks
         stream.seen = 0
         assert_equal(stream.draft(drafter, depth=2), draft.tree)
-
-
-def test_equal_prompts_share_rows() -> None:
-    runner = RecordingRunner()
-    drafter = drafter_on(runner)
-    prompt = list(range(40))
-    first = Stream("a", prompt, SEEDED).draft(drafter, depth=3)
-    runner.take_entered()
-    assert_equal(Stream("b", prompt, SEEDED).draft(drafter, depth=3), first)
-    assert runner.take_entered() == {"b": prompt[32:]}
 
 
 def test_a_drafter_of_another_vocabulary_is_refused() -> None:

@@ -1,6 +1,5 @@
 """Requests with the same grammar share its compiled form, and nothing of each other."""
 
-import asyncio
 import gc
 import json
 import weakref
@@ -28,19 +27,16 @@ async def refused(grammars: Grammars, grammar: OutputGrammar, prompt: Prompt) ->
     return error.value.field
 
 
-def test_a_refused_grammar_names_the_field_of_each_request_and_keeps_none_of_them() -> None:
-    async def main() -> None:
-        grammars = Grammars(Path("unread"), vocab_size=8)
-        prompts = [Prompt(), Prompt()]
-        kept = [weakref.ref(prompt) for prompt in prompts]
-        assert await refused(grammars, REFUSED, prompts.pop()) == "response_format"
-        other = replace(REFUSED, source="structured_outputs")
-        assert await refused(grammars, other, prompts.pop()) == "structured_outputs"
-        assert grammars.has(REFUSED)
-        gc.collect()
-        assert [one() for one in kept] == [None, None]
-
-    asyncio.run(main())
+async def test_a_refused_grammar_names_the_field_of_each_request_and_keeps_none_of_them() -> None:
+    grammars = Grammars(Path("unread"), vocab_size=8)
+    prompts = [Prompt(), Prompt()]
+    kept = [weakref.ref(prompt) for prompt in prompts]
+    assert await refused(grammars, REFUSED, prompts.pop()) == "response_format"
+    other = replace(REFUSED, source="structured_outputs")
+    assert await refused(grammars, other, prompts.pop()) == "structured_outputs"
+    assert grammars.has(REFUSED)
+    gc.collect()
+    assert [one() for one in kept] == [None, None]
 
 
 @pytest.mark.parametrize(

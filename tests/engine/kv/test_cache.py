@@ -17,7 +17,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from numpy.typing import NDArray
 
 from engine.errors import OutOfBlocks
-from engine.kv.blocks import chain_digests
 from engine.kv.cache import KVCache, KVShape
 from engine.scopes import SHARED, Scope
 from tests.engine.kv.integrity import check
@@ -267,14 +266,6 @@ def test_prompts_share_the_full_blocks_of_a_common_prefix() -> None:
     assert cache.used_blocks == 3 + 1 + 2 + 3 + 2
 
 
-def test_one_token_is_always_left_to_compute() -> None:
-    cache = make_cache()
-    fill(cache, "first", range(8))
-    assert cache.open("same", range(8)) == 4
-    assert cache.open("longer", range(9)) == 8
-    assert cache.open("empty", []) == 0
-
-
 def test_a_prefix_stays_cached_until_its_memory_is_needed() -> None:
     cache = make_cache(blocks=4)
     prompt = list(range(9))
@@ -305,16 +296,6 @@ def prompt_of(number: int) -> list[int]:
     return [number] * 9
 
 
-def test_scopes_share_nothing() -> None:
-    cache = make_cache(blocks=16)
-    scopes = [SHARED, Scope("a"), Scope("b"), Scope("a", "salt"), Scope("", "a")]
-    for number, scope in enumerate(scopes):
-        assert fill(cache, f"first {number}", prompt_of(1), scope) == 0
-        assert fill(cache, f"second {number}", prompt_of(1), scope) == 8
-        cache.release(f"second {number}")
-    check(cache)
-
-
 def test_a_salt_that_spells_tokens_reaches_no_block_after_them() -> None:
     """Its digest would be that of the block of these tokens, and rows of other positions shared."""
     cache = make_cache(blocks=16)
@@ -335,11 +316,3 @@ def test_a_tenant_that_floods_the_cache_evicts_its_own_prompts() -> None:
     assert cache.open("quiet again", prompt_of(0), Scope("quiet")) == 8
     assert cache.open("flood again", prompt_of(49), Scope("loud", "49")) == 8
     check(cache)
-
-
-def test_a_digest_depends_on_the_whole_prefix() -> None:
-    digests = chain_digests([1, 2, 3, 4, 5], 2, b"")
-    assert len(digests) == 2
-    assert digests == chain_digests([1, 2, 3, 4, 6], 2, b"")
-    assert digests[1] not in chain_digests([1, 7, 3, 4], 2, b"")
-    assert chain_digests([256, 0], 2, b"") != chain_digests([0, 1], 2, b"")

@@ -11,7 +11,7 @@ from engine.drafters.eagle3 import Eagle3Drafter
 from engine.drafters.eagle3_head import Eagle3Head
 from engine.learning import training
 from engine.learning.lessons import Lesson
-from engine.learning.training import DEPTH, Learner, agreements, walk
+from engine.learning.training import DEPTH, Learner, agreements
 from engine.learning.versions import Version, packed
 from engine.sampling.params import SamplingParams
 from policies.learning.judging import Agreement, ratio
@@ -88,10 +88,7 @@ def test_a_head_is_judged_by_what_it_drafts_and_drafts_what_it_learned(
     assert after > 1.2 * before
 
     served = Eagle3Drafter(
-        "head",
-        Eagle3Head.load(path, "cpu", torch.float32),
-        kv_tokens=4096,
-        target_vocab_size=VOCAB,
+        "head", Eagle3Head.load(path, "cpu", torch.float32), kv_tokens=4096, target_vocab_size=VOCAB
     )
     some = lessons(4, seed=99)
     frozen = trainable(path)
@@ -115,8 +112,3 @@ def test_nothing_is_learned_where_there_is_nothing_to_learn(tmp_path: Path) -> N
     learner.learn([usual._replace(tokens=[outside] * len(usual.tokens))])
     learner.learn([usual._replace(features=np.full_like(usual.features, np.inf))])
     assert all(torch.equal(weight, before[name]) for name, weight in learner.weights().items())
-
-
-def test_a_walk_counts_tokens_and_forwards() -> None:
-    assert walk(np.array([2, 0, 0, 1, 0])) == Agreement(5, 2)
-    assert walk(np.array([], np.int64)) == Agreement(0, 0)

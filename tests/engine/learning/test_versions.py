@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.learning.versions import Version, VersionFolder, packed, unpacked
+from engine.learning.versions import Version, VersionFolder
 
 
 def version(number: int) -> Version:
@@ -52,7 +52,3 @@ def test_a_folder_that_cannot_be_written_is_only_logged(
         VersionFolder(tmp_path / "kept", most=2).add(version(number))
     assert folder.served() is folder.candidate() is None
     assert len(caplog.records) >= 4
-
-
-def test_a_version_keeps_its_counts() -> None:
-    assert unpacked(packed(version(3))).counts == {"version": 3}

@@ -133,13 +133,3 @@ def test_stop_tokens_that_leave_none_to_choose_are_refused(logit_bias: dict[int,
     assert isinstance(event, Rejected)
     assert event.error.field == "min_tokens"
     assert "stop_token_ids" in str(event.error)
-
-
-@pytest.mark.parametrize("top_k", [-1, 2048, 10**6, 2**31 - 1])
-def test_more_than_the_vocabulary_keeps_every_token(top_k: int) -> None:
-    def chosen(params: SamplingParams) -> list[int]:
-        events = generate(verifier(), [prompt()], params)
-        return [token for event in events for token in event.token_ids]  # type: ignore[union-attr]
-
-    wanted = replace(PLAIN, temperature=5.0, max_tokens=8)
-    assert chosen(replace(wanted, top_k=top_k)) == chosen(wanted)

@@ -1,7 +1,5 @@
 """Sampling: an exact draw from the transformed softmax, equal on every path that computes it."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -12,20 +10,11 @@ from scipy.stats import chisquare
 
 from engine.sampling.noise import gumbel
 from engine.sampling.params import SamplingParams
-from engine.sampling.sampler import (
-    Row,
-    adjust,
-    candidates,
-    choose,
-    logprobs,
-    row_params,
-)
+from engine.sampling.sampler import Row, adjust, candidates, choose, logprobs, row_params
 from engine.sampling.torch_kernels import perturbed_top_torch
 from engine.sampling.vocabulary import ReducedVocabulary
 from policies.ranges import REPETITION_PENALTY, TEMPERATURE, TOP_K
 from tests import reference
-from tests.checkpoints import llama
-from tests.identity import Identity
 
 VOCAB = 300
 PROMPT = [5, 6, 5, 7, 200, 201]
@@ -218,20 +207,6 @@ def test_equal_scores_go_to_the_lowest_id() -> None:
         assert set(on_torch[:, 0].tolist()) == {40, 50}
 
 
-def test_penalties_follow_each_node_of_a_draft_tree_down_its_own_path() -> None:
-    params = SamplingParams(temperature=0.0, frequency_penalty=1.0, presence_penalty=0.5)
-    logits = torch.zeros(1, VOCAB)
-    logits[0, [10, 11, 12]] = torch.tensor([3.0, 2.0, 1.0])
-    paths: list[tuple[int, ...]] = [(), (10,), (11,), (10, 11), (10, 10), (10, 11, 12)]
-    rows = [row_at(params, path=path) for path in paths]
-    assert choose(logits.expand(len(rows), -1), rows) == [10, 11, 10, 10, 11, 10]
-    # A node's scores are those that plain decoding has once the path is committed.
-    drafted = adjust(logits, [row_at(params, path=(10, 8))])
-    history = [*PROMPT, *OUTPUT, 10, 8]
-    committed = adjust(logits, [Row(params, 1, len(history), len(PROMPT), history)])
-    assert torch.equal(drafted, committed)
-
-
 def test_half_precision_logits_are_widened_before_anything_else() -> None:
     rows = [row_at(SamplingParams(temperature=0.0, logit_bias={3: 1e-3}))]
     logits = torch.full((1, VOCAB), 8.0, dtype=torch.bfloat16)
@@ -252,34 +227,6 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
     assert [token for token, _ in reported.top] == best.indices.tolist()
     assert [value for _, value in reported.top] == pytest.approx(best.values.tolist(), abs=1e-5)
     assert logprobs(logits, 17, 0).top == ()
-
-
-def test_a_stream_of_choices_is_the_references_and_a_wrong_one_is_found() -> None:
-    model = llama()
-    model.set_attn_implementation("eager")
-    prompt = [3, 14, 15, 92, 65]
-    params = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=24, stop_token_ids=(1,))
-
-    def stream(seed: int, position_shift: int = 0, token_shift: int = 0) -> list[int]:
-        tokens = list(prompt)
-        while len(tokens) < len(prompt) + params.max_tokens and tokens[-1] != 1:
-            logits = torch.from_numpy(reference.forward(model, tokens)[-1:]).float()
-            row = Row(params, seed, len(tokens) + position_shift, len(prompt), tokens)
-            (token,) = choose(logits.roll(token_shift, -1), [row])
-            tokens.append((token - token_shift) % logits.shape[1])
-        return tokens[len(prompt) :]
-
-    identity = Identity(model)
-    for seed in range(6):
-        output = stream(seed)
-        assert output == reference.generate(model, prompt, params, seed)
-        identity.check(prompt, output, params, seed)
-        with pytest.raises(AssertionError, match="the stream has"):
-            identity.check(prompt, output[:-1], replace(params, max_tokens=25), seed)
-    identity.finish()
-    for shifts in ({"position_shift": 1}, {"token_shift": 1}):
-        with pytest.raises(AssertionError, match="the reference says"):
-            Identity(model).check(prompt, stream(0, **shifts), params, 0)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

@@ -97,6 +97,10 @@ def test_a_prompt_is_found_in_the_cache_of_its_own_scope_alone(ample: Host) -> N
         assert fresh.cached == 0
         assert again.cached
         assert again.tokens == fresh.tokens
+    tokens = [1, *prompt, *again.tokens]
+    verdict(ample.verifier, order("a", tokens[:-1]))
+    following = order("a", tokens, base=len(tokens), prompt_len=len(tokens) - 1)
+    assert verdict(ample.verifier, following).cached is None, "only of a new request"
 
 
 def test_a_chunked_prompt_is_pending_until_its_last_chunk(ample: Host) -> None:
@@ -144,18 +148,6 @@ def test_what_a_grammar_forces_needs_no_draft_and_changes_nothing(
     unforced, tokens = run("b")
     assert output == unforced
     assert rounds < tokens == len(output)
-
-
-def test_a_new_request_says_what_came_from_the_prefix_cache(ample: Host) -> None:
-    prompt = list(range(300, 370))
-    first = verdict(ample.verifier, order("a", prompt))
-    assert first.cached == 0
-    again = verdict(ample.verifier, order("b", prompt))
-    assert again.cached is not None
-    assert 0 < again.cached < len(prompt)
-    tokens = [*prompt, *again.tokens]
-    following = order("b", tokens, base=len(tokens), prompt_len=len(prompt))
-    assert verdict(ample.verifier, following).cached is None
 
 
 def test_each_order_has_its_own_chunk_size(ample: Host) -> None:

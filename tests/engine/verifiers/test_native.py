@@ -9,31 +9,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedModel
 
 from engine.model import PackedModel
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
 from policies.tree import ROOT, DraftTree
 from tests import reference
-from tests.checkpoints import llama
+from tests.checkpoints import eager_llama, llama
 from tests.engine.verifiers.orders import order, verdict
 
 VOCAB = 11
 """Small, so that random trees often contain the target's tokens."""
-CONTEXT = 1280
-
-
-@pytest.fixture(scope="module")
-def reference_model() -> PreTrainedModel:
-    model = llama(vocab=VOCAB, context=CONTEXT)
-    model.set_attn_implementation("eager")
-    return model
+SHAPE = {"vocab": VOCAB, "context": 1280}
 
 
 @pytest.fixture(scope="module")
 def verifier() -> NativeVerifier:
-    return NativeVerifier(PackedModel(llama(vocab=VOCAB, context=CONTEXT), kv_tokens=2048))
+    return NativeVerifier(PackedModel(llama(**SHAPE), kv_tokens=2048))
 
 
 @st.composite
@@ -75,9 +67,8 @@ def test_a_tree_is_accepted_as_far_as_a_path_equals_the_targets_tokens(
     prompt: list[int],
     params: SamplingParams,
     verifier: NativeVerifier,
-    reference_model: PreTrainedModel,
 ) -> None:
-    expected = reference.generate(reference_model, prompt, params, seed=7)
+    expected = reference.generate(eager_llama(**SHAPE), prompt, params, seed=7)
     verifier.forget(["tree"])
     answer = verdict(verifier, order("tree", prompt, tree, params=params))
     accepted = brute_force(tree, expected)
@@ -89,19 +80,17 @@ def test_a_tree_is_accepted_as_far_as_a_path_equals_the_targets_tokens(
     assert verdict(verifier, following).tokens == (expected[accepted + 1],)
 
 
-def test_logprobs_equal_the_stock_models_along_the_accepted_path(
-    verifier: NativeVerifier, reference_model: PreTrainedModel
-) -> None:
+def test_logprobs_equal_the_stock_models_along_the_accepted_path(verifier: NativeVerifier) -> None:
     params = SamplingParams(temperature=0, logprobs=2, max_tokens=4)
     prompt = [5, 3, 8]
-    expected = reference.generate(reference_model, prompt, params, seed=7)
+    expected = reference.generate(eager_llama(**SHAPE), prompt, params, seed=7)
     wrong = (expected[0] + 1) % VOCAB
     tree = DraftTree.build([wrong, expected[0], expected[1]], [ROOT, ROOT, 1], [0.1, 0.9, 0.9])
     verifier.forget(["logprobs"])
     answer = verdict(verifier, order("logprobs", prompt, tree, params=params))
     assert answer.tokens == tuple(expected[:3])
     assert answer.logprobs is not None
-    logits = torch.from_numpy(reference.forward(reference_model, [*prompt, *expected[:3]]))
+    logits = torch.from_numpy(reference.forward(eager_llama(**SHAPE), [*prompt, *expected[:3]]))
     rows = logits[len(prompt) - 1 : -1].log_softmax(-1)
     for row, token, reported in zip(rows, expected, answer.logprobs, strict=False):
         assert reported.logprob == pytest.approx(float(row[token]), abs=1e-4)

@@ -14,7 +14,7 @@ from cluster.built_in_models import TARGET, model_path
 from cluster.config.drafter_kinds import drafter_kind
 from engine.drafters.model import ModelDrafter, make_runner
 from engine.errors import UnreadableCheckpoint
-from engine.protocol import Commit, Drafter
+from engine.protocol import Drafter
 from engine.sampling.params import SamplingParams
 from engine.verifiers.vllm.loading import VllmSpec, load_vllm
 from tests.adapters import merged, write_adapter
@@ -23,7 +23,7 @@ from tests.engine.streams import AMPLE, END, questions, reference_target, zoo_mo
 from tests.engine.verifiers.backends import EAGER
 from tests.engine.verifiers.orders import order, verdict
 from tests.engine.verifiers.test_vllm_features import CLOSE, LAYERS
-from tests.identity import Identity
+from tests.identity import assert_identical, joined
 
 if TYPE_CHECKING:  # imports vLLM, which takes every process that collects tests seconds
     from engine.verifiers.vllm.verifier import VllmVerifier
@@ -72,24 +72,18 @@ def test_streams_are_those_of_the_merged_weights(
     cases = [*product(NAMES, (0.0, 1.0), questions(False)[:4])]
     prompts = [prompt for *_, prompt in cases]
     params = [replace(GREEDY, adapter=name, temperature=heat) for name, heat, _ in cases]
-    streams: list[list[int]] = [[] for _ in cases]
     one = drafter(kind)
     reader = FeatureReader(one, LAYERS) if reads else one
-    commits = 0
-    for commit in generate(verifier, prompts, params, drafter=reader, max_batch=7):
-        assert isinstance(commit, Commit)
-        streams[int(commit.request)].extend(commit.token_ids)
-        commits += 1
+    served = generate(verifier, prompts, params, drafter=reader, max_batch=7)
+    streams, commits = joined(served, len(prompts))
     assert commits < 0.9 * sum(map(len, streams)), "drafts are accepted"
     plain = streams[: len(streams) // len(NAMES)]
     for place, name in enumerate(NAMES):
         model = merged(model_path(TARGET), adapters[name]) if name else reference_target()
-        suite = Identity(model)
         own = range(place * len(plain), (place + 1) * len(plain))
-        for number in own:
-            suite.check(prompts[number], streams[number], params[number], seed=7)
-        suite.finish()
-        assert name == "" or [streams[number] for number in own] != plain
+        part = slice(own.start, own.stop)
+        assert_identical(model, prompts[part], streams[part], params[part])
+        assert name == "" or streams[part] != plain
         if isinstance(reader, FeatureReader):
             those = FeatureReader(one, LAYERS)
             those.read = [row for row in reader.read if int(row[0]) in own]

@@ -8,20 +8,14 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from engine.protocol import Failed, Missing, NoRoom, Verdict, VerifyOrder
 from engine.sampling.sampler import Row, choose
-from tests.engine.streams import (
-    DRAFTERS,
-    Request,
-    WrappedVerifier,
-    check,
-    reference_target,
-    serve,
-)
+from tests.engine.streams import DRAFTERS, Request, WrappedVerifier, check, reference_target, serve
 from tests.engine.verifiers.backends import AMPLE, TIGHT, vllm
 from tests.identity import Identity
 from tests.pairwise import Case, covering, one_at_a_time
@@ -60,7 +54,7 @@ def serve_vllm(case: Case, seen: Counter[str]) -> dict[str, Request]:
             verifier.forget([name])
 
     case = {**case, "shape": "chain"}
-    turns = Halves(verifier) if case["turns"] == "halves" else verifier
+    turns: Any = Halves(verifier) if case["turns"] == "halves" else verifier
     requests = serve(case, turns, seen, after_round)
     blocks = verifier.blocks()
     assert blocks.used == 0, "a finished request still holds KV"

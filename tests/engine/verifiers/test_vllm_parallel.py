@@ -20,7 +20,7 @@ from tests.engine.streams import END, SAMPLING, questions, reference_target
 from tests.engine.verifiers.backends import EAGER
 from tests.engine.verifiers.orders import order, verdict
 from tests.engine.verifiers.test_vllm_features import CLOSE, LAYERS
-from tests.identity import Identity
+from tests.identity import assert_identical, joined
 
 if TYPE_CHECKING:  # imports vLLM, which takes every process that collects tests seconds
     from engine.verifiers.vllm.verifier import VllmVerifier
@@ -42,19 +42,13 @@ def verifier() -> "Iterator[VllmVerifier]":
 
 
 def test_two_ranks_streams_equal_the_references(verifier: "VllmVerifier") -> None:
-    identity = Identity(reference_target())
     params = [
         replace(one, seed=7, max_tokens=8, stop_token_ids=(END,)) for one in SAMPLING.values()
     ]
     prompts = list(islice(cycle(questions(False)), len(params)))
-    streams: list[list[int]] = [[] for _ in prompts]
     reader = FeatureReader(NgramDrafter("ngram"), LAYERS)
-    for commit in generate(verifier, prompts, params, drafter=reader, max_batch=3):
-        assert isinstance(commit, Commit)
-        streams[int(commit.request)].extend(commit.token_ids)
-    for prompt, stream, one in zip(prompts, streams, params, strict=True):
-        identity.check(prompt, stream, one, seed=7)
-    identity.finish()
+    served = generate(verifier, prompts, params, drafter=reader, max_batch=3)
+    assert_identical(reference_target(), prompts, joined(served, len(prompts))[0], params)
     check_features(reader, reference_target(), CLOSE)
     assert verifier.blocks().used == 0
 

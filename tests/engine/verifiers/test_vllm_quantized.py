@@ -15,11 +15,11 @@ from cluster.config import TargetConfig
 from cluster.quantized_targets import cpu_problem, processor_flags
 from engine.cpu.prepack import fast_dtype
 from engine.drafters.lookup import NgramDrafter
-from engine.protocol import Commit
 from engine.sampling.params import SamplingParams
 from engine.verifiers.vllm.loading import VllmSpec, load_vllm
 from tests.engine.streams import questions
 from tests.engine.verifiers.backends import AMPLE, EAGER
+from tests.identity import joined
 
 GROUP = 32
 TOKENS = 48
@@ -82,15 +82,10 @@ def test_a_quantized_targets_greedy_output_is_vllms_own(form: str, tmp_path: Pat
     verifier = load_vllm(VllmSpec(folder, name, AMPLE, engine_args=EAGER))
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     prompts = questions(False)
-    streams: list[list[int]] = [[] for _ in prompts]
-    commits = 0
     batch = len(prompts) if form == "W8A8" else 1
-    for commit in generate(
-        verifier, prompts, params, drafter=NgramDrafter("ngram"), max_batch=batch
-    ):
-        assert isinstance(commit, Commit)
-        streams[int(commit.request)].extend(commit.token_ids)
-        commits += 1
+    drafter = NgramDrafter("ngram")
+    served = generate(verifier, prompts, params, drafter=drafter, max_batch=batch)
+    streams, commits = joined(served, len(prompts))
     assert commits < 0.9 * sum(map(len, streams)), "drafts are accepted"
 
     from vllm import LLM

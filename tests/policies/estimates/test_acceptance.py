@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from policies.cost import ForwardCost
 from policies.estimates.acceptance import (
     AcceptanceEstimates,
     Estimate,
@@ -16,25 +15,12 @@ from policies.estimates.acceptance import (
     level_accepted,
 )
 from policies.pooling import Statistics
-from policies.protocols import RoundContext
 from policies.request import LaneView, RequestView
 from policies.tree import DraftTree
 from tests.policies.speculation.rounds import Candidate, together, view
 from tests.policies.tree_lists import merged_each
 
-DRAFT = ForwardCost(0.0, 0.0, 1e-3)
 LANES = [LaneView(name, name, capacity=8) for name in ("lookup", "ssm")]
-
-
-def round_context() -> RoundContext:
-    return RoundContext(
-        verify=ForwardCost(0.0, 4e-4, 20e-3),
-        draft={"ssm": DRAFT},
-        verify_budget=10_000,
-        draft_budgets={},
-        most_tokens=10_000,
-        acceptance=AcceptanceEstimates(LANES, ["lookup"]),
-    )
 
 
 def new_estimates() -> AcceptanceEstimates:

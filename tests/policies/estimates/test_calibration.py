@@ -16,10 +16,7 @@ from tests.policies.tree_lists import calibrated, learn, merged_each
 
 
 def observe_drafts(
-    calibration: Calibration,
-    truth: Callable[[float], float],
-    rounds: int = 8000,
-    seed: int = 0,
+    calibration: Calibration, truth: Callable[[float], float], rounds: int = 8000, seed: int = 0
 ) -> None:
     """Single drafts, whose confidence c is accepted with probability truth(c)."""
     rng = np.random.default_rng(seed)

@@ -85,29 +85,6 @@ def test_predictions_stay_within_bounds_and_rise_with_work(
     assert cost.predict(0, 10) <= cost.predict(0, 50) <= cost.predict(9000, 50)
 
 
-@settings(deadline=None, derandomize=True)
-@given(st.floats(-0.3, 0.3), st.floats(-0.3, 0.3), st.integers(1, 40))
-def test_scales_are_the_least_squares_fit(few: float, many: float, rounds: int) -> None:
-    """Against scipy's on the whole history, older observations weighing less: forwards of few and
-    of many tokens are each off by their own factor."""
-    cost = RefinedCost(FITTED)
-    rows: list[list[float]] = []
-    ratios: list[float] = []
-    for tokens, error in [(1, few), (99, many)] * rounds:
-        fitted = FITTED.predict(0, tokens)
-        cost.observe(0, tokens, fitted * np.exp(error))
-        rows.append([FITTED.delta / fitted, (fitted - FITTED.delta) / fitted])
-        ratios.append(float(np.exp(error)))
-    weights = (1 - 1 / 256) ** (np.arange(len(rows))[::-1] / 2)
-    prior = cost.prior**0.5
-    weighted = np.concatenate([weights[:, None] * np.array(rows), prior * np.eye(2)])
-    goal = np.concatenate([weights * np.array(ratios), [prior] * 2])
-    best = np.linalg.lstsq(weighted, goal)[0]
-    assert cost.predict(0, 0) / FITTED.delta == pytest.approx(best[0], rel=1e-3)
-    computing = cost.predict(0, 100) - cost.predict(0, 0)
-    assert computing / (FITTED.predict(0, 100) - FITTED.delta) == pytest.approx(best[1], rel=1e-3)
-
-
 def test_an_outlier_changes_predictions_little() -> None:
     cost = RefinedCost(FITTED)
     observe_rounds(cost, FITTED.predict, 300)

@@ -25,10 +25,7 @@ def learned(
 
 def test_each_part_is_what_the_others_do_not_explain() -> None:
     overheads = learned(
-        (0.0015, True, set()),
-        (0.0025, True, {"near"}),
-        (0.0015, True, {"apart"}),
-        plain_s=0.0005,
+        (0.0015, True, set()), (0.0025, True, {"near"}), (0.0015, True, {"apart"}), plain_s=0.0005
     )
     assert overheads.plain_s == pytest.approx(0.0005, rel=0.1)
     assert overheads.drafting_extra_s == pytest.approx(0.001, rel=0.1)

@@ -74,15 +74,6 @@ def test_one_that_is_worse_as_served_is_rolled_back() -> None:
     assert rollout.versions(LANES) == dict.fromkeys(LANES, BASE)
 
 
-def test_nothing_is_kept_of_versions_that_were_rolled_back() -> None:
-    rollout, traffic = with_canary()
-    for version in range(2, 40):
-        traffic.serve(version - 1, 0.1)
-        assert rollout.decide()
-        rollout.begin(version)
-    assert [*rollout._served] == [BASE]
-
-
 def test_a_canary_that_nobody_drafts_with_gives_way_to_a_better_candidate() -> None:
     rollout, traffic = with_canary()
     traffic.judge(1.2, requests=UNUSED - 1)

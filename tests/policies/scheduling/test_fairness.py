@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from unittest.mock import patch
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.baselines.scheduling import Las, lp_sjf
+from policies.catalogue import SCHEDULES, make_schedule
 from policies.protocols import Schedule
 from policies.request import RoundOutcome, Slo
 from policies.scheduling import fairness
@@ -18,19 +20,12 @@ from policies.scheduling.default import DefaultSchedule
 from policies.scheduling.fairness import FairnessParams, FairSchedule
 from policies.scheduling.fcfs import fcfs
 from policies.scheduling.laps_sd import LapsSd
-from policies.scheduling.self_ranked import SelfRanked
 from tests.policies.scheduling.server import Job, Served, serve
 from tests.policies.scheduling.workload import view
 
-SCHEDULES: dict[str, Callable[[], Schedule]] = {
-    "fcfs": fcfs,
-    "lp_sjf": lp_sjf,
-    "las": Las,
-    "laps_sd": LapsSd,
-    "self_ranked": SelfRanked,
-    "default": DefaultSchedule,
-}
-each_schedule = pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES)
+each_schedule = pytest.mark.parametrize(
+    "make", [partial(make_schedule, name) for name in SCHEDULES], ids=SCHEDULES
+)
 
 
 @st.composite
@@ -79,12 +74,14 @@ def continuous_short_jobs(long_job: Job) -> list[Job]:
     return [long_job, *(Job(f"s{i:03}", 0.2 * i, 3, predicted_len=3) for i in range(300))]
 
 
-@pytest.mark.parametrize("name", ["lp_sjf", "las", "laps_sd", "default"])
-def test_a_job_that_starves_under_a_schedule_does_not_in_fair_schedule(name: str) -> None:
+@pytest.mark.parametrize("make", [lp_sjf, Las, LapsSd, DefaultSchedule])
+def test_a_job_that_starves_under_a_schedule_does_not_in_fair_schedule(
+    make: Callable[[], Schedule],
+) -> None:
     long_job = Job("long_job", 0.1, 100, predicted_len=100)
     params = FairnessParams(starve_after_s=2.0)
-    alone = serve(SCHEDULES[name](), continuous_short_jobs(long_job))
-    inside = serve(FairSchedule(SCHEDULES[name](), params), continuous_short_jobs(long_job))
+    alone = serve(make(), continuous_short_jobs(long_job))
+    inside = serve(FairSchedule(make(), params), continuous_short_jobs(long_job))
     assert alone.longest_wait_s["long_job"] > 30
     assert inside.longest_wait_s["long_job"] <= bound_s(params, inside, 1)
     assert inside.longest_wait_s["long_job"] < 24
@@ -122,19 +119,6 @@ def test_turns_take_only_their_share_of_the_slots() -> None:
         assert set(running[len(turns) :]) <= {"9", "8", "7", "0"}, "lp_sjf preempts none"
 
 
-def test_a_turn_lasts_from_its_first_step() -> None:
-    schedule = FairSchedule(fcfs(), FairnessParams(starve_after_s=1.0))
-    both = [view("high", priority=1), view("low")]
-    for each in both:
-        schedule.arrive(each, 0.0)
-    assert schedule.pick(both, [], 1, 0.0) == ["high"]
-    assert schedule.pick(both, ["high"], 1, 1.0) == ["low"]
-    # It is found running at 1.2, so the turn lasts until 2.2.
-    assert schedule.pick(both, ["low"], 1, 1.2) == ["low"]
-    assert schedule.pick(both, ["low"], 1, 2.1) == ["low"]
-    assert schedule.pick(both, ["low"], 1, 2.3) == ["high"]
-
-
 def test_a_request_held_back_by_the_coordinator_does_not_count_as_waiting() -> None:
     """The coordinator holds it back while its client reads slowly; that time earns no turn."""
     schedule = FairSchedule(lp_sjf(), FairnessParams(starve_after_s=1.0))
@@ -152,9 +136,7 @@ def test_a_request_held_back_by_the_coordinator_does_not_count_as_waiting() -> N
 
 @each_schedule
 @settings(deadline=None, derandomize=True)
-@given(
-    requests=st.lists(st.tuples(st.integers(0, 2), st.floats(1, 50)), max_size=10),
-)
+@given(requests=st.lists(st.tuples(st.integers(0, 2), st.floats(1, 50)), max_size=10))
 def test_higher_priorities_go_first_and_each_keeps_the_inner_order(
     make: Callable[[], Schedule], requests: list[tuple[int, float]]
 ) -> None:

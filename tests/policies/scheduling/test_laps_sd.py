@@ -92,16 +92,6 @@ def test_the_round_that_reads_the_prompt_is_no_part_of_the_pace() -> None:
     assert schedule.estimated_s("a") == pytest.approx(100 * (0.04 + 0.06) / (0.5 * 4 + 1))
 
 
-def test_rounds_without_drafts_do_not_count_for_stability() -> None:
-    schedule = schedule_of(STABLE, [view("a")])
-    schedule.observe([outcome("a")], 0.0)
-    for _ in range(5):
-        schedule.observe([outcome("a", drafted=0, depth=0, accepted=0)], 0.0)
-    assert schedule.estimated_s("a") is None
-    schedule.observe([outcome("a")], 0.0)
-    assert schedule.estimated_s("a") is not None
-
-
 def test_without_a_length_prediction_a_request_stays_non_perceptible() -> None:
     request = view("a", predicted_len=None)
     schedule = schedule_of(STABLE, [request])
@@ -151,17 +141,6 @@ def test_a_higher_queue_preempts_a_running_non_perceptible_request() -> None:
     schedule = schedule_of(LapsSdParams(stable_rounds=1000), requests)
     schedule.observe([outcome("old", seconds=1.5)], 5.0)
     assert schedule.pick(requests, ["old"], 1, 5.0) == ["new"]
-
-
-def test_a_request_that_becomes_stable_while_running_can_still_lose_its_slot_once() -> None:
-    """Our reading: otherwise every request that becomes stable would keep its slot, and the
-    estimates would order nothing."""
-    requests = [view("stable", 0.0, predicted_len=1000.0), view("new", 5.0)]
-    schedule = schedule_of(STABLE, requests)
-    for _ in range(2):
-        schedule.observe([outcome("stable")], 5.0)
-    assert schedule.queue("stable") > schedule.queue("new")
-    assert schedule.pick(requests, ["stable"], 1, 5.0) == ["new"]
 
 
 def test_a_running_perceptible_request_is_not_preempted_even_by_the_first_queue() -> None:

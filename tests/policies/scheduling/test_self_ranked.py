@@ -78,15 +78,6 @@ def test_one_request_alone_needs_no_prompt_for_its_rank() -> None:
     assert by_rank.pick([view("01", 0.0), view("00", 1.0)], [], 2, 1.0) == ["00", "01"]
 
 
-def test_the_queue_can_request_lengths_for_any_schedule() -> None:
-    """Used alone, without the order, where only `predicted_len` is needed."""
-    queue = RankQueue("length_only", batch=1)
-    queue.arrive("a", 0.0)
-    queue.arrive("b", 0.0)
-    batches = [queue.due(0.0), queue.due(0.0), queue.due(0.0)]
-    assert [batch and batch.requests for batch in batches] == [("a",), ("b",), None]
-
-
 @pytest.mark.parametrize("batch", [0, 11])
 def test_batches_are_as_large_as_a_prompt_takes(batch: int) -> None:
     with pytest.raises(ValueError, match="1 to 10"):
@@ -111,9 +102,7 @@ def test_a_request_without_a_value_gets_the_median_rank() -> None:
 
 
 @given(st.lists(st.none() | st.floats(allow_nan=False), min_size=6, max_size=6))
-def test_no_answer_changes_anything_but_the_order(
-    values: list[float | None],
-) -> None:
+def test_no_answer_changes_anything_but_the_order(values: list[float | None]) -> None:
     schedule = arrived(SelfRankedParams(batch=6), 6)
     schedule.answer(due(schedule, 0.0), values)
     assert sorted(schedule.pick(views(6), [], 6, 0.0)) == [each.name for each in views(6)]
@@ -165,14 +154,3 @@ def test_the_most_starved_are_promoted_first_up_to_the_limit() -> None:
     assert picked[:2] == [["00", "03", "02"], ["00", "03", "02"]]
     assert picked[2] == ["01", "00", "03"]  # promoted; now 02 waits
     assert picked[4] == ["02", "01", "00"]  # promoted as well, and of better rank
-
-
-def test_promotion_is_by_starvation_and_not_by_arrival() -> None:
-    params = SelfRankedParams(starvation_steps=2, quantum_steps=50, max_promotions=1)
-    schedule = ranked(params, [1.0, 2.0, 3.0])
-    picked = []
-    for ran in ([], ["00"], [], []):
-        picked.append(schedule.pick(views(3), ran, 3, 0.0))
-        schedule.observe([], 0.0)
-    assert picked[2] == ["01", "00", "02"]
-    assert picked[3] == ["01", "02", "00"]  # 02 has waited for three steps, 00 for two

@@ -9,7 +9,6 @@ import pytest
 from policies.flat_trees import flatten
 from policies.protocols import RoundContext
 from policies.request import LaneView, RequestView
-from policies.selection import hedge
 from policies.selection.hedge import Hedge
 from policies.tree import DraftTree
 from tests.policies.selection.play import lane, outcome, request, requests, round_context
@@ -28,11 +27,7 @@ class Rounds:
     """The coordinator's side: rounds with drafts of four tokens, and reads of sixteen. A
     verification takes 20 ms, a draft step 1 ms."""
 
-    def __init__(
-        self,
-        lanes: Sequence[LaneView] = AB,
-        context: RoundContext | None = None,
-    ) -> None:
+    def __init__(self, lanes: Sequence[LaneView] = AB, context: RoundContext | None = None) -> None:
         self.lanes = lanes
         self.context = context or round_context(lanes)
         self.hedge = Hedge()
@@ -222,18 +217,6 @@ def test_a_request_leaves_a_lane_on_which_nothing_is_ever_drafted() -> None:
 
 
 # -- switching ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("stay", "choice"), [(0.0, "b"), (0.02, "a")])
-def test_a_gain_within_the_noise_causes_no_switch(
-    stay: float, choice: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hedge, "_STAY", stay)
-    rounds, here = Rounds(), requests("r")
-    assert rounds.assign(here, AB[:1]) == {"r": "a"}
-    rounds.draft("r", "a", 0.7, rounds=200)
-    rounds.draft("r", "b", 0.705, rounds=200)
-    assert rounds.assign(here) == {"r": choice}
 
 
 def test_scarce_places_go_to_the_requests_that_gain_most() -> None:

@@ -100,16 +100,6 @@ def test_a_pair_never_seen_takes_the_mean_over_requests() -> None:
     assert policy.assign(here, lanes, CONTEXT, 0.0) == {"s": "b"}
 
 
-def test_between_equal_lanes_a_request_stays() -> None:
-    last = set()
-    for seed in range(5):
-        policy = Lbss(LbssParams(alpha=6, beta=2), seed)
-        lanes = [slot(policy, requests("r"), ABC, SAME)["r"] for _ in range(8)]
-        assert lanes[5] == lanes[6] == lanes[7]
-        last.add(lanes[7])
-    assert len(last) > 1
-
-
 @pytest.mark.parametrize("lanes_change", [False, True])
 def test_a_request_without_a_place_decodes_plainly_and_is_matched_next(lanes_change: bool) -> None:
     """Requests take turns to wait, chunk by chunk, and never wait for 2^k slots; also where a lane

@@ -113,10 +113,7 @@ def selected(
     credited with all nodes before."""
     candidates = together(chosen)
     context.acceptance.credit(
-        [one.request.name for one in chosen],
-        candidates.trees,
-        candidates.lanes,
-        candidates.sources,
+        [one.request.name for one in chosen], candidates.trees, candidates.lanes, candidates.sources
     )
     return by_tree(policy.select(candidates, context, now), candidates.trees.starts)
 

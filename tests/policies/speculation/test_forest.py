@@ -1,6 +1,5 @@
 """A round's trees as one forest, their order, and the room and time of a verification."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,22 +7,9 @@ from hypothesis import strategies as st
 from policies.cost import ForwardCost
 from policies.estimates.online_cost import RefinedCost
 from policies.flat_trees import flatten
-from policies.speculation.forest import (
-    budgeted_draft_room,
-    draft_room,
-    draft_tokens_left,
-    forest_of,
-    verify_seconds,
-)
+from policies.speculation.forest import budgeted_draft_room, draft_room, forest_of, verify_seconds
 from policies.tree import DraftTree
-from tests.policies.speculation.rounds import (
-    SEEDED,
-    by_tree,
-    is_whole,
-    round_context,
-    trees,
-    view,
-)
+from tests.policies.speculation.rounds import SEEDED, by_tree, is_whole, round_context, trees
 
 FORESTS = st.lists(trees(), max_size=5)
 
@@ -40,11 +26,6 @@ def test_every_prefix_of_both_orders_contains_all_ancestors(
         assert [len(mask) for mask in masks] == [len(tree) for tree in drafted]
         for tree, mask in zip(drafted, masks, strict=True):
             assert is_whole(tree, mask)
-
-
-def test_draft_room_excludes_roots_and_prefill() -> None:
-    assert draft_room(4, round_context(most_tokens=32, prefill_tokens=10)) == 18
-    assert draft_room(4, round_context(most_tokens=8, prefill_tokens=10)) == 0
 
 
 def test_only_budgeted_draft_room_is_limited_by_adaserves_budget() -> None:
@@ -69,11 +50,3 @@ def test_verify_seconds_are_the_costs_of_all_numbers_of_draft_tokens(
         seconds = verify_seconds(round_context(verify=cost, prefill_tokens=3), 500, 4, most)
         each = [cost.predict(500, 7 + drafts) for drafts in range(most + 1)]
         assert seconds == pytest.approx(each, rel=1e-7)
-
-
-def test_draft_tokens_left_end_at_max_tokens() -> None:
-    assert draft_tokens_left(view("r", generated=7, max_tokens=10)) == 2
-    assert draft_tokens_left(view("r", generated=9, max_tokens=10)) == 0
-    assert np.all(
-        [draft_tokens_left(view("r", generated=n, max_tokens=10)) >= 0 for n in range(12)]
-    )

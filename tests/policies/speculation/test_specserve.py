@@ -88,11 +88,6 @@ def test_drafts_to_the_unique_peak_of_the_throughput(
     assert plan_length(requests, confidence, verify) == best
 
 
-def test_deviation_starts_from_length_0_so_plain_decoding_can_win() -> None:
-    """The printed best_thpt = -1 always takes the first step."""
-    assert plan_length(64, 0.3, verify=STEEP) == 0
-
-
 def test_deviation_the_first_step_includes_the_time_of_the_call() -> None:
     free, costly = (plan_length(4, 0.8, call_s=call_s) for call_s in (0.0, 0.5))
     assert free > 1
@@ -234,29 +229,12 @@ def test_deviation_prompts_in_the_verification_do_not_count_against_the_tpot() -
     assert mask.all()
 
 
-def test_deviation_a_removal_that_does_not_pay_is_undone() -> None:
-    """Line 4 of Algorithm 2 removes before it compares, and never restores the last removal."""
-    drafted = [DraftTree.chain([1, 2], [0.9, 0.9])]
-    [mask] = selected(SpecServe(), candidates(drafted), round_context(), 0.0)
-    assert mask.tolist() == [True, True]
-
-
 def test_specserve_minus_verifies_all_that_was_drafted() -> None:
     """Table 2's ablation: the adaptive drafter without the confidence prior verifier."""
     policy: Speculation = SpecServe(SpecServeParams(eliminate=False))
     drafted = [DraftTree.chain([1, 2], [0.01, 0.01])]
     assert selected(policy, candidates(drafted), round_context(verify=STEEP), 0.0)[0].all()
     assert not selected(SpecServe(), candidates(drafted), round_context(verify=STEEP), 0.0)[0].any()
-
-
-def test_history_is_the_mean_confidence_of_what_was_drafted() -> None:
-    policy = SpecServe()
-    assert policy.mean_confidence("lane") == 0.7
-    selected(policy, by_lane("lane", [0.4, 0.6]), round_context(), 0.0)
-    assert policy.mean_confidence("lane") == pytest.approx(0.5)
-    for _ in range(600):
-        selected(policy, by_lane("lane", [0.9] * 50), round_context(), 0.0)
-    assert policy.mean_confidence("lane") == pytest.approx(0.9, abs=0.02)
 
 
 def by_lane(lane: str, confidence: Sequence[float]) -> list[Candidate]:

@@ -54,21 +54,3 @@ def test_acceptance_drifts_at_first_and_then_settles() -> None:
     drawn = accepted(draws(synthetic(0.6, request_share=0.2, early_share=0.7, early_tokens=40.0)))
     first, middle, last = (drawn[:, part].mean(1) for part in np.split(np.arange(192), 3))
     assert np.corrcoef(first, last)[0, 1] < np.corrcoef(middle, last)[0, 1] - 0.1
-
-
-def test_a_lookup_proposes_nothing_at_its_share_of_positions() -> None:
-    drawn = draws(DrafterModel((0.4, 0.9), (0.5, 0.9), silent=0.4))
-    confident = confidence(drawn)
-    assert (confident == 0).mean() == pytest.approx(0.4, abs=0.02)
-    assert not accepted(drawn)[confident == 0].any()
-
-
-def test_draws_do_not_depend_on_their_order() -> None:
-    acceptance = Acceptance({("", "ssm"): synthetic(0.6), ("", "other"): synthetic(0.4)})
-    later_first = acceptance.draws(7, "", "ssm", 3), acceptance.draws(7, "", "ssm", 0)
-    again = acceptance.draws(7, "", "ssm", 0), acceptance.draws(7, "", "ssm", 3)
-    assert np.array_equal(later_first[0].rank, again[1].rank)
-    assert np.array_equal(later_first[1].confidence, again[0].confidence)
-    assert not np.array_equal(again[0].rank, again[1].rank)
-    assert not np.array_equal(again[0].rank, acceptance.draws(8, "", "ssm", 0).rank)
-    assert not np.array_equal(again[0].rank, acceptance.draws(7, "", "other", 0).rank)

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from cluster.plan.simulator import clock
 from cluster.plan.simulator.acceptance import Acceptance, DrafterModel, synthetic
-from cluster.plan.simulator.device import NO_FAULTS, Faults
 from cluster.plan.simulator.drafter import SimulatedDrafter
 from cluster.plan.simulator.outputs import Target
 from engine.protocol import Draft, DraftOrder, Missing
@@ -27,16 +26,8 @@ MODEL = synthetic(0.7)
 TARGET = Target({})
 
 
-def drafter(
-    cost: ForwardCost | None = FORWARDS,
-    model: DrafterModel = MODEL,
-    faults: Faults = NO_FAULTS,
-    transport_s: float = 0.0,
-) -> SimulatedDrafter:
-    acceptance = Acceptance({("", "ssm"): model})
-    return SimulatedDrafter(
-        "ssm", cost, TARGET, acceptance, DOMAINS, transport_s=transport_s, faults=faults
-    )
+def drafter(cost: ForwardCost = FORWARDS, model: DrafterModel = MODEL) -> SimulatedDrafter:
+    return SimulatedDrafter("ssm", cost, TARGET, Acceptance({("", "ssm"): model}), DOMAINS)
 
 
 def tree_of(answer: object) -> DraftTree:
@@ -58,8 +49,7 @@ async def test_a_delta_whose_prefix_is_not_held_is_missing_and_other_orders_are_
 
 
 @pytest.mark.parametrize(
-    ("prompt", "depth", "forwards"),
-    [(3, 1, 1), (3, 4, 4), (600, 4, 5), (1100, 0, 3), (1, 0, 0)],
+    ("prompt", "depth", "forwards"), [(3, 1, 1), (3, 4, 4), (600, 4, 5), (1100, 0, 3), (1, 0, 0)]
 )
 async def test_a_draft_takes_as_many_forwards_as_a_real_one(
     prompt: int, depth: int, forwards: int

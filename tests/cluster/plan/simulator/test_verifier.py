@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from cluster.plan.simulator import clock
-from cluster.plan.simulator.device import NO_FAULTS, Faults
-from cluster.plan.simulator.outputs import STOP, Target
+from cluster.plan.simulator.outputs import Target
 from cluster.plan.simulator.verifier import KvMemory, SimulatedVerifier
 from engine.protocol import Missing, NoRoom, Verdict, VerifyOrder
 from policies.cost import ForwardCost
-from policies.tree import ROOT, DraftTree
+from policies.tree import DraftTree
 from tests.engine.drafters.orders import Stream
 
 TARGET = Target({"a": 6})
@@ -23,13 +22,10 @@ def verifier(
     cost: ForwardCost = FORWARDS,
     tokens: int = 4096,
     swap_s_per_token: float | None = 0.0,
-    faults: Faults = NO_FAULTS,
     rereads: bool = False,
 ) -> SimulatedVerifier:
     memory = KvMemory(tokens, swap_s_per_token)
-    return SimulatedVerifier(
-        cost, TARGET, max_context=1024, memory=memory, faults=faults, rereads=rereads
-    )
+    return SimulatedVerifier(cost, TARGET, max_context=1024, memory=memory, rereads=rereads)
 
 
 def order(stream: Stream, tree: DraftTree | None = None, chunk: int = 512) -> VerifyOrder:
@@ -44,28 +40,6 @@ async def verify(host: SimulatedVerifier, stream: Stream, tree: DraftTree | None
     stream.committed.extend(answer.tokens)
     stream.seen = len(stream.committed)
     return answer
-
-
-def test_the_output_is_the_targets_under_any_drafts() -> None:
-    async def main(trees: list[DraftTree]) -> list[int]:
-        host, stream, output = verifier(), Stream("a", [1, 2]), list[int]()
-        for tree in trees:
-            output += (await verify(host, stream, tree)).tokens
-        return output
-
-    out = TARGET.output("a", 0)
-    assert out[-1] == STOP
-    assert STOP not in out[:-1]
-    plain = clock.run(main([DraftTree.empty()] * 6))
-    chain = clock.run(
-        main([DraftTree.chain(out[:2]), DraftTree.chain([9, 9]), DraftTree.chain(out[4:5])])
-    )
-    wrong, right = 1 + out[0] % 31_999, out[0]
-    branched = DraftTree.build([wrong, right, out[1], out[1]], [ROOT, ROOT, 0, 1], [0.5] * 4)
-    tree = clock.run(main([branched, DraftTree.empty(), DraftTree.chain(out[4:6])]))
-    assert plain == out
-    assert chain == out
-    assert tree[:6] == out
 
 
 async def test_a_long_prompt_is_prefilled_in_chunks_and_yields_no_token_before_its_end() -> None:
@@ -84,10 +58,7 @@ async def test_a_long_prompt_is_prefilled_in_chunks_and_yields_no_token_before_i
 
 def test_where_each_draft_token_reads_the_context_again_time_grows_by_it() -> None:
     async def seconds(rereads: bool, drafts: int) -> float:
-        host, stream = (
-            verifier(ForwardCost(1.0, 0.0, 0.0), rereads=rereads),
-            Stream("a", [1] * 9),
-        )
+        host, stream = (verifier(ForwardCost(1.0, 0.0, 0.0), rereads=rereads), Stream("a", [1] * 9))
         await verify(host, stream)
         before = asyncio.get_running_loop().time()
         await verify(host, stream, DraftTree.chain([1] * drafts))

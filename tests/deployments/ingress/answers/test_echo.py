@@ -64,19 +64,17 @@ def test_stop_strings_are_searched_in_the_output_only() -> None:
     assert stopped["finish_reason"] == "stop"
 
 
+@pytest.mark.usefixtures("loop")
 @pytest.mark.parametrize("streamed", [False, True])
-def test_max_tokens_0_returns_the_prompt_alone(streamed: bool) -> None:
+async def test_max_tokens_0_returns_the_prompt_alone(streamed: bool) -> None:
     fields = {**ASKED, "echo": True, "logprobs": 1, "max_tokens": 0, "return_token_ids": True}
-
-    async def inside() -> dict[str, Any]:
-        async with local_api() as (api, _):
-            if not streamed:
-                return await api.generate(fields)
+    async with local_api() as (api, _):
+        if streamed:
             options = {"stream_options": {"include_usage": True}}
             chunk, usage = [chunk async for chunk in api.stream({**fields, **options})]
-            return {**chunk, "usage": usage["usage"]}
-
-    body = asyncio.run(inside())
+            body = {**chunk, "usage": usage["usage"]}
+        else:
+            body = await api.generate(fields)
     (choice,) = body["choices"]
     assert (choice["text"], choice["finish_reason"]) == (TEXT, "length")
     assert (choice["token_ids"], len(choice["logprobs"]["tokens"])) == ([], len(IDS))

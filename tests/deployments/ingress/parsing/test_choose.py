@@ -12,7 +12,7 @@ from deployments.ingress.parsing.parser import FormatParser
 from deployments.ingress.requests.tools import Tool, ToolChoice, ToolUse
 from deployments.ingress.tokenizer import Tokens
 from engine.errors import InvalidRequest
-from tests.deployments.ingress.parsing.test_formats import CALLS, PARIS, parse, summary
+from tests.deployments.ingress.parsing.test_formats import PARIS, parse, summary
 
 PARAMETERS = {
     "type": "object",
@@ -42,12 +42,6 @@ def made(chosen: OutputParsers, wanted: ToolUse, prompt: str = "") -> FormatPars
     parser = chosen.make(wanted, tokens().encode_blocking(prompt))
     assert parser is not None
     return parser
-
-
-@pytest.mark.parametrize("case", range(len(CALLS) - 1))
-def test_calls_by_the_configured_format(case: int) -> None:
-    name, text, content, calls = CALLS[case]
-    assert summary(parse(made(parsers(name), use()), [text])) == ("", content, calls)
 
 
 def test_without_tools_and_reasoning_nothing_is_parsed() -> None:

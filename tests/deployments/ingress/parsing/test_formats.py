@@ -7,13 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.ingress.parsing.formats import (
-    call_list,
-    hermes,
-    llama3_json,
-    named_call,
-    thinking,
-)
+from deployments.ingress.parsing.formats import call_list, hermes, llama3_json, named_call, thinking
 from deployments.ingress.parsing.parser import (
     CallArguments,
     CallStart,

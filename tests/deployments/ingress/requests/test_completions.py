@@ -175,14 +175,9 @@ def test_priority_tenant_and_scope_are_sent() -> None:
     assert "secret" not in repr(sent)
 
 
-@pytest.mark.parametrize(
-    ("store", "remember"), [({}, True), ({"store": True}, True), ({"store": False}, False)]
-)
-def test_an_answer_is_kept_for_later_requests_unless_its_client_says_no(
-    store: dict[str, bool], remember: bool
-) -> None:
-    (sent,) = completion(**store)
-    assert sent["remember"] is remember
+def test_an_answer_is_kept_for_later_requests_unless_its_client_says_no() -> None:
+    remembered = [completion(store=store)[0]["remember"] for store in (None, True, False)]
+    assert remembered == [True, True, False]
 
 
 @pytest.mark.parametrize(("sharing", "scope"), [("tenant", "tenant"), ("all", "")])
@@ -269,15 +264,9 @@ def test_a_completions_own_refusals(field: str, fields: dict[str, Any]) -> None:
         ("structured_outputs", {"structured_outputs": {"regex": "a", "choice": ["a"]}}),
         (
             "structured_outputs",
-            {
-                "structured_outputs": {"regex": "a"},
-                "response_format": {"type": "json_object"},
-            },
+            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
         ),
-        (
-            "continue_final_message",
-            {"continue_final_message": True, "add_generation_prompt": True},
-        ),
+        ("continue_final_message", {"continue_final_message": True, "add_generation_prompt": True}),
         ("chat_template_kwargs", {"chat_template_kwargs": {"tokenize": False}}),
     ],
 )

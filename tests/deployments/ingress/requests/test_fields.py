@@ -100,11 +100,7 @@ def test_any_field_is_served_within_the_engines_ranges_or_refused_by_name(
         (CompletionRequest, {"slo": {"ttft": 1}}, "slo.ttft: there is no such field; leave it out"),
         (CompletionRequest, {"model": None}, "model: is required"),
         (CompletionRequest, {"best_of": 2}, "best_of: only 1 is supported; use n"),
-        (
-            CompletionRequest,
-            {"speculation": MARK * 200},
-            f"speculation: '{MARK * 97}...'",
-        ),
+        (CompletionRequest, {"speculation": MARK * 200}, f"speculation: '{MARK * 97}...'"),
         (
             CompletionRequest,
             {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},

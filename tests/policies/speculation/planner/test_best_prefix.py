@@ -15,14 +15,7 @@ from policies.speculation.planner.best_prefix import Items, Requests, best_prefi
 from policies.speculation.planner.select import _best_nodes
 from policies.speculation.slo import TimeCaps
 from policies.tree import DraftTree
-from tests.policies.speculation.rounds import (
-    SEEDED,
-    all_selections,
-    by_tree,
-    gain,
-    is_whole,
-    trees,
-)
+from tests.policies.speculation.rounds import SEEDED, all_selections, by_tree, gain, is_whole, trees
 
 FORESTS = st.lists(trees(nodes=4), min_size=1, max_size=3)
 
@@ -107,14 +100,6 @@ def test_is_brute_force_where_every_node_costs_the_same(
     took = CURVES[curve](sum(int(mask.sum()) for mask in masks))
     best = brute_force(drafted, lambda counts: CURVES[curve](sum(counts)), most)
     assert speed(gains, took) == pytest.approx(best, rel=1e-5)
-
-
-def test_never_stops_at_the_first_loss() -> None:
-    """A step upwards in cost that only several nodes together repay."""
-    drafted = [DraftTree.chain([1, 2, 3, 4], [0.95] * 4)]
-    seconds = np.array([1.0, 2.1, 2.1, 2.1, 2.1])
-    [mask], _ = chosen(drafted, seconds)
-    assert mask.all()
 
 
 @SEEDED
