@@ -95,7 +95,10 @@ class Served:
 
         async def client(number: int) -> list[int]:
             await asyncio.sleep(0.015 * number)
-            who = {"tenant": teachers.get(number, ""), "may_teach": number in teachers}
+            who: dict[str, Any] = {
+                "tenant": teachers.get(number, ""),
+                "may_teach": number in teachers,
+            }
             submitted = coordinator.submit(str(number), prompts[number], PARAMS[number], **who)
             return await read(submitted)
 
