@@ -160,6 +160,8 @@ def _rounded_bytes(weights: int, quantize: str) -> int:
 def _drafter_bytes(drafter: DrafterConfig, target: TargetConfig) -> tuple[int, int]:
     if drafter_kind(drafter.kind).copies_target:
         kv = drafter.kv_capacity(target) * target.architecture().kv_values()
+        if drafter.gpus:  # in bfloat16 but for the linear layers, which are rounded one by one
+            return _target_parameters(target) * _BYTES["bfloat16"], kv * _BYTES["bfloat16"]
         return _rounded_bytes(_target_parameters(target), drafter.quantize), kv * _KV_BYTES
     width, path = _width(drafter), drafter.header_path()
     if drafter.model is None or path is None:

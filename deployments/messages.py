@@ -42,7 +42,7 @@ class StreamRequest(Routed):
     """One choice of a client's request, or the rest of it after the loss of a replica."""
 
     name: str
-    """Unique among all choices of all ingresses."""
+    """Unique among all choices of all ingresses; the coordinator adds the attempt to it."""
     attempt: int
     ingress: str
     """The sending ingress process; the replica cancels the stream when this ingress's heartbeats
@@ -54,6 +54,7 @@ class StreamRequest(Routed):
     params: SamplingParams
     slo: Slo
     priority: int
+    """Larger is more urgent: the client's, negated."""
     tenant: str
     scope: Scope
     remember: bool
@@ -64,8 +65,8 @@ class StreamRequest(Routed):
     trace: bool
     """Whether each commit carries a trace of its round."""
     pause_s: float
-    """The commits of so long come in one message, as each one costs processor time here and there;
-    0: each as soon as it is there, for a client that reads along."""
+    """The commits of so many seconds come in one message, since each costs processor time at both
+    ends. 0: each comes at once, for a client that reads along."""
 
 
 class Heartbeat(TypedDict):

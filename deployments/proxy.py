@@ -53,7 +53,7 @@ _READ_BY_SERVE = {
 
 
 def middlewares() -> list[Middleware]:
-    """Called by Serve when a proxy starts, before its server."""
+    """Called by Serve when a proxy starts, before its server. The last one is outermost."""
     connections.install()
     return [
         Middleware(WrittenReports),

@@ -46,7 +46,7 @@ class ServedRequest:
     round: int = 0
     known: dict[str, int] = field(default_factory=dict)
     """The number of committed tokens that each host has; absent or 0: the next order needs a
-    `Start`."""
+    `Start`. Policies see this very dict as `RequestView.read`."""
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Log-probabilities of the prompt's tokens except the first, as far as the verifier has
     returned them. None: not requested, or already delivered with the first commit."""
@@ -122,7 +122,7 @@ def admit(
     scope: Scope = SHARED,
     remember: bool = True,
 ) -> ServedRequest:
-    """Validates a request; raises InvalidRequest naming the field.
+    """Validates a request and returns its state; raises InvalidRequest naming the field.
 
     `output`: tokens that an earlier attempt has committed. They count as output, so positions,
     penalties and max_tokens continue.

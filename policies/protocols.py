@@ -26,7 +26,7 @@ class FirstTokens(NamedTuple):
     due_s: Sequence[float] = ()
     """When each of those with a TTFT has to have it."""
     prompt_tokens: int = 0
-    """Which the verification reads for it."""
+    """Tokens of their prompts that the verification reads."""
 
 
 NO_FIRST_TOKENS = FirstTokens()
@@ -79,7 +79,8 @@ class Selection(Protocol):
         context: RoundContext,
         now: float,
     ) -> Mapping[str, str | None]:
-        """A lane for each request, never more of them than its capacity; None: plain decoding."""
+        """A lane for each request, never more of them than its capacity; None: only lookups
+        draft for it."""
         ...
 
     def likely_next(self, request: str) -> str | None:
@@ -156,8 +157,8 @@ class Speculation(Protocol):
     def plan(
         self, batches: Sequence[LaneBatch], context: RoundContext, now: float
     ) -> list[DraftPlan]:
-        """A plan for each lane of one micro-batch, before they draft. A request may be in several
-        batches: lanes without cost draft beside its own."""
+        """A plan for each batch of one micro-batch, before its lanes draft. A request may be in
+        several batches: lookups draft beside its own lane."""
         ...
 
     def select(self, candidates: Candidates, context: RoundContext, now: float) -> Mask:

@@ -129,9 +129,9 @@ class BatchSlots:
         within: Sequence[RequestState],
         slots: int,
     ) -> list[RequestState]:
-        """The first ones of the order that are between rounds, as far as slots and KV last. For one
-        that does not fit the rest waits, or where it is beyond its tenant's equal part of the KV,
-        the rest of that tenant's: the others' slots would stay empty."""
+        """The first ones of the order that are between rounds, as far as slots and KV last. If one
+        does not fit, the rest waits. If it would exceed its tenant's equal part of the KV, only the
+        rest of that tenant's waits, so that others' slots do not stay empty."""
         share = self._kv_room / len({request.view.tenant for request in order} or {""})
         held = Counter[str]()
         for request in within:

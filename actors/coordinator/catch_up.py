@@ -28,12 +28,7 @@ class CatchUp:
     of a prompt as many as come with one verdict. Reading by lanes that share processors with the
     verifier slows the forward down, so it only serves to learn about their drafters."""
 
-    def __init__(
-        self,
-        lanes: Lanes,
-        features: FeatureReaders,
-        shared: Shared,
-    ) -> None:
+    def __init__(self, lanes: Lanes, features: FeatureReaders, shared: Shared) -> None:
         self._lanes = lanes
         self._features = features
         self._shared = shared

@@ -19,12 +19,7 @@ from policies.tree import DraftTree
 
 
 class Drafting:
-    def __init__(
-        self,
-        lanes: Lanes,
-        features: FeatureReaders,
-        shared: Shared,
-    ) -> None:
+    def __init__(self, lanes: Lanes, features: FeatureReaders, shared: Shared) -> None:
         self._lanes = lanes
         self._features = features
         self._shared = shared
@@ -113,7 +108,7 @@ class Drafting:
         batches.append(LaneBatch(None, [request.view for request in waiting]))
         plans = policies.speculation.plan(batches, context, now)
         calls = []
-        for (lane, batch), plan in zip(by_lane.items(), plans, strict=False):
+        for (lane, batch), plan in zip(by_lane.items(), plans, strict=False):  # without the last
             limited = [
                 (request, _within(limit, request.draft_room, context.trees))
                 for request, limit in zip(batch, plan.limits, strict=True)

@@ -44,11 +44,7 @@ class LaneState:
 
 
 class Lanes:
-    def __init__(
-        self,
-        lanes: Sequence[Lane],
-        shared: Shared,
-    ) -> None:
+    def __init__(self, lanes: Sequence[Lane], shared: Shared) -> None:
         self._states = {lane.view.name: LaneState(lane) for lane in lanes}
         self._shared = shared
         self._slow_s = shared.limits.slow_drafter_s

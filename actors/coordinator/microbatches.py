@@ -7,7 +7,7 @@ from actors.coordinator.request_state import DRAFTED, DRAFTING, READY, RequestSt
 from policies.microbatch import MicroBatchParams, split
 
 Batches = Mapping[str | None, Sequence[RequestState]]
-"""The requests that start drafting now, by assigned lane; None: those that decode plainly."""
+"""The requests that start drafting now, by assigned lane; None: only lookups draft for them."""
 _REVISED_EVERY = 32
 """Passes after which the number may be revised: planning costs too much for every round."""
 

@@ -17,7 +17,7 @@ class Stage(Enum):
     between rounds."""
 
     WAITING = auto()
-    """Holds no batch slot; its KV may leave the device."""
+    """Holds no batch slot; the verifier may drop its KV."""
     READY = auto()
     """Holds a batch slot and is between two rounds."""
     DRAFTING = auto()
@@ -73,7 +73,7 @@ class RequestState:
     """Committed tokens that the verifier's KV lacks as far as is known, without the last one, which
     is the root of every verification."""
     prefilled: bool = False
-    """Nothing is pending, so that a draft can be verified."""
+    """Nothing is pending, so that a draft can be verified; `view.prefilled` counts tokens."""
     lacks_kv: bool = False
     """The verifier's last answer was NoRoom: the next order carries no draft."""
     slot_since_s: float = 0.0

@@ -40,8 +40,8 @@ class Lane:
     own_processors: bool = True
     """What it computes while the verifier works does not slow the verifier down."""
     always_drafts: bool = False
-    """A lookup, which costs next to nothing and drafts for every request beside the selected lane;
-    the selection policy does not assign it."""
+    """A lookup, which drafts for every request besides the selected lane: the selection policy does
+    not assign it, the speculation policy may leave it out."""
     feature_layers: tuple[int, ...] = ()
     """The target's layers whose hidden states its drafter reads; for most none."""
 

@@ -109,8 +109,8 @@ class Stream:
         return self._commits(acknowledging=True)
 
     def relay(self, pause_s: float = 0.0) -> AsyncGenerator[Commit, None]:
-        """The commits, unacknowledged; raises the coordinator's error if it stops. `pause_s`: those
-        of so long are joined to one, after the first."""
+        """The commits, unacknowledged; raises the coordinator's error if it stops. `pause_s`: after
+        the first one, all commits of so many seconds are joined into one."""
         return self._commits(acknowledging=False, pause_s=pause_s)
 
     async def _commits(

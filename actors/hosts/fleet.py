@@ -139,7 +139,7 @@ def _verifier(
     if target.placement == "inline":
         from actors.hosts.inline import verifier_thread  # model code, which takes seconds
 
-        return verifier_thread(target, feature_layers)
+        return verifier_thread(target, feature_layers, limits.stalled_host_s)
     return Supervised(
         "the verifier",
         partial(_required(group).launch_verifier, target, feature_layers),
@@ -161,7 +161,7 @@ def _models(
             if drafter.placement == "inline":
                 from actors.hosts.inline import drafter_thread
 
-                worker = drafter_thread(drafter, lane, target)
+                worker = drafter_thread(drafter, lane, target, limits.stalled_host_s)
             else:
                 worker = Supervised(
                     f"drafter {lane}",

@@ -10,20 +10,26 @@ from actors.hosts.workers import DrafterWorker, VerifierWorker
 from cluster.config import DrafterConfig, TargetConfig
 
 
-def drafter_thread(drafter: DrafterConfig, lane: str, target: TargetConfig) -> "WorkerThread":
-    return WorkerThread(f"drafter-{lane}", DrafterWorker(drafter, lane, target))
+def drafter_thread(
+    drafter: DrafterConfig, lane: str, target: TargetConfig, stalled_s: float
+) -> "WorkerThread":
+    return WorkerThread(f"drafter-{lane}", DrafterWorker(drafter, lane, target), stalled_s)
 
 
-def verifier_thread(target: TargetConfig, feature_layers: tuple[int, ...]) -> "WorkerThread":
-    return WorkerThread("verifier", VerifierWorker(target, feature_layers))
+def verifier_thread(
+    target: TargetConfig, feature_layers: tuple[int, ...], stalled_s: float
+) -> "WorkerThread":
+    return WorkerThread("verifier", VerifierWorker(target, feature_layers), stalled_s)
 
 
 class WorkerThread:
     """A `Caller` (actors/hosts/models.py): runs a worker's calls in order, so that they do not
     block the event loop."""
 
-    def __init__(self, name: str, worker: object) -> None:
+    def __init__(self, name: str, worker: object, stalled_s: float) -> None:
         self._worker = worker
+        self._name = name
+        self._stalled_s = stalled_s
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
 
     async def start(self) -> None:
@@ -38,11 +44,19 @@ class WorkerThread:
         return await self.call(method, *arguments)
 
     async def order(self, method: str, *arguments: object, expected_s: float) -> Any:
-        return await self.call(method, *arguments)
+        """A call that is given up after the longer of `stalled_s` and `expected_s`, twice: a
+        process that was stopped as a whole has spent the first wait."""
+        allowed_s = max(self._stalled_s, expected_s)
+        answer = asyncio.ensure_future(self.call(method, *arguments))
+        for _ in range(2):
+            await asyncio.wait({answer}, timeout=allowed_s)
+            if answer.done():
+                return answer.result()
+        raise HostLost(f"{self._name} gave no answer for {2 * allowed_s:.1f} s")
 
     async def recover(self) -> None:
-        """Its device is broken or every call fails, so only another process could recover it."""
-        raise HostLost("every call to a model in this process fails, which is not started again")
+        """Its device is broken, or calls fail or hang: only another process could recover it."""
+        raise HostLost("a model in this process fails or hangs, which is not started again")
 
     def close(self) -> None:
         self._executor.shutdown(wait=False, cancel_futures=True)

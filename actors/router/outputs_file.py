@@ -30,7 +30,7 @@ class OutputsFile:
         self._most_bytes = 64 * max_tokens + 4096
 
     def read(self) -> list[Output]:
-        """None after any defect, which is logged."""
+        """Empty after any defect, which is logged."""
         try:
             for partial in self._path.parent.glob(f".{self._path.stem}-*"):
                 partial.unlink()  # of a router that was killed while it wrote

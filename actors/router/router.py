@@ -1,4 +1,5 @@
-"""The router: one for all replicas, pools what each has learned of drafters. It holds soft state.
+"""The router: one for all replicas, pools what each has learned of drafters. It holds soft state
+and routes no requests (deployments/routing.py does).
 
 Every replica periodically sends its cumulative statistics and is answered with the sum of the
 others'. So a lost message is made up for by the next one, a duplicate changes nothing, and a new

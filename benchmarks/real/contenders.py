@@ -14,6 +14,7 @@ from cluster.config.drafter_kinds import LOOKUPS
 KV_TOKENS = 16_384
 PLAIN = "vllm"
 HEAD = "eagle3"
+COPY = "quantized"
 VLLM_METHODS: Mapping[str, Mapping[str, Any]] = {
     "vllm_ngram": {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2},
     "vllm_suffix": {"method": "suffix"},
@@ -27,7 +28,7 @@ VLLM = {
 CONFIGS = {"native": Path("cluster.yaml"), "vllm": Path("cluster/vllm.yaml")}
 FLEETS: Mapping[str, Sequence[str]] = {
     "_plain": (),
-    **{f"_{name}": (name,) for name in (*LOOKUPS, HEAD)},
+    **{f"_{name}": (name,) for name in (*LOOKUPS, HEAD, COPY)},
     "": (*LOOKUPS, HEAD),
 }
 """By the ending of a contender's name."""

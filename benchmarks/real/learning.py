@@ -1,13 +1,14 @@
 """What a head gains that learns from the traffic of a real model, without serving.
 
 `python -m benchmarks.real.learning --data DIR [--head DIR] [--tokens 50000] [--orders 1]
-[--categories gsm8k] [--json FILE]`
+[--categories gsm8k ...] [--first gsm8k ...] [--json FILE]`
 
-The default target answers the prompts of Spec-Bench, HumanEval and GSM8K greedily, once: answers
-and states lie in the cache, and a run that was stopped goes on. Then, in each order, every answer
-is judged by the frozen head, by the learning one before it has learned from it, and by suffix
-lookups that remember answers; chains of four. `--tokens`: answer tokens of an order; every tenth
-prompt is held out for the end.
+The default target, with the weights of its file, answers the prompts of Spec-Bench, HumanEval and
+GSM8K greedily, once: answers and states lie in the cache, and a run that was stopped goes on. Then,
+in each order, every answer is judged by the frozen head, by the learning one before it has learned
+from it, and by suffix lookups that remember answers; chains of four. `--tokens`: answer tokens of
+an order; every tenth prompt is held out for the end. `--first`: categories that come before all
+others, so that the traffic changes its kind.
 
 Names: real/learning/ORDER/{frozen,learning,lookup}/QUARTER/tokens_per_forward, .../held_out/...;
 of learning `reference` is the frozen head; .../CATEGORY in the last quarter;
@@ -102,7 +103,11 @@ def answered(
         some, shard = prompts[first : first + _SHARD], folder / f"{first:05}.npz"
         if not shard.exists():
             model = model or PackedModel.load(
-                checkpoint, dtype=torch.bfloat16, device="cpu", kv_tokens=_KV_TOKENS
+                checkpoint,
+                dtype=torch.float32,
+                device="cpu",
+                kv_tokens=_KV_TOKENS,
+                quantize="auto",
             )
             lessons = _answers(model, some, layers, max_tokens)
             with written_whole(shard) as file, file.open("wb") as opened:
@@ -209,6 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     own.add_argument("--max-tokens", type=int, default=96)
     own.add_argument("--orders", type=int, nargs="+", default=[1])
     own.add_argument("--categories", nargs="+", choices=CATEGORIES, default=CATEGORIES)
+    own.add_argument("--first", nargs="+", choices=CATEGORIES, default=[])
     options = own.parse_args(arguments)
     checkpoint = checkpoint_folder(SMOLLM2)
     head = Eagle3Head.load(options.head, "cpu", torch.float32, checkpoint, trainable=True)
@@ -221,6 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         stream = [one for number, one in enumerate(chosen) if number % _HELD_OUT]
         held_out = [one.lesson for one in chosen[::_HELD_OUT]]
         random.Random(order).shuffle(stream)
+        stream.sort(key=lambda one: one.category not in options.first)
         ends = np.cumsum([one.lesson.answered for one in stream])
         stream = stream[: int(np.searchsorted(ends, options.tokens)) + 1]
         seen, learner, spent_s = run_order(head, stream, head.vocab_size)

@@ -1,5 +1,5 @@
-"""The kinds of drafters. An entry here is all that the config, the hosts and the suites need to
-know of a kind."""
+"""The kinds of drafters. An entry here is all that the config and the hosts need to know of a kind,
+and all that suites, benchmarks and `cluster.plan` need to know of a lookup."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ class DrafterKind:
     `make_lookup` (actors/hosts/direct.py) or `load_drafter` (actors/hosts/loading.py) calls it."""
     lookup: bool
     """Drafts without a model in far less than a millisecond, but for the first order of a long
-    prompt. So it runs in the coordinator's event loop, for every request besides the selected lane,
-    at a cost that counts as nothing."""
+    prompt. So it runs in the coordinator's event loop, for every request besides the selected
+    lane, unless the speculation policy leaves it out."""
     options: tuple[str, ...] = ()
     """Fields of DrafterConfig that other kinds refuse; keyword arguments of what makes one."""
     copies_target: bool = False
@@ -45,7 +45,7 @@ DRAFTER_KINDS: Mapping[str, DrafterKind] = {
         reads_features=True,
     ),
     "quantized": DrafterKind(
-        "the target itself with its weights rounded to 4 or 8 bits, on a CPU",
+        "the target itself with its weights rounded to 4 or 8 bits",
         made_by="engine.drafters.loading:load_quantized",
         lookup=False,
         options=("quantize",),

@@ -218,9 +218,6 @@ class DrafterConfig(Section):
         for field in ("model", "dtype"):
             if field in self.model_fields_set:
                 raise ValueError(f"{field}: {self.kind} copies the target; leave it out")
-        if self.gpus:
-            problem = f"{self.kind} has kernels for CPUs only; set 0, or kind: model or eagle3"
-            raise ValueError(f"gpus: {problem}")
 
     def _is_a_lookup(self) -> Self:
         if self.placement == "actor":

@@ -126,8 +126,8 @@ class Api:
     async def open(
         self, request: GenerationRequest, client: Client, request_id: str | None = None
     ) -> Answer:
-        """Admits all of the request's choices, or raises ApiError. The caller must close the
-        answer. `request_id`: the client's name for the request."""
+        """Sends the request's choices to replicas, which accept all of them; else raises ApiError.
+        The caller must close the answer. `request_id`: the client's name for the request."""
         self._check_model(request.model)
         self.parsers.check(_tool_use(request))
         limits = self._limits or await self.ready()
@@ -157,8 +157,8 @@ class Api:
         # A client may use the same id again.
         name = "-".join([*([public_id] if public_id else []), uuid.uuid4().hex])
         use = _tool_use(request)
-        streams = await self._builder.choices(request, name, tenant, limits)
-        prompts = [one["prompt_ids"] for one in streams[:: request.n]]
+        sent = await self._builder.choices(request, name, tenant, limits)
+        prompts = [one["prompt_ids"] for one in sent[:: request.n]]
         echoed = await self._echoes(prompts, tenant) if echoes(request) else [None] * len(prompts)
         stop = StopRule(request.stops, request.stop_token_ids, request.min_tokens)
         choices = [
@@ -178,7 +178,7 @@ class Api:
                 special=not request.skip_special_tokens,
                 parser=self.parsers.make(use, one["prompt_ids"]),
             )
-            for index, one in enumerate(streams)
+            for index, one in enumerate(sent)
         ]
         prompt_tokens = sum(map(len, prompts))
         return Answer(

@@ -35,7 +35,7 @@ class Draining:
         self._idle.clear()
 
     async def begun(self, answer: Answer) -> Answer:
-        """The answer, open, or the error that it ends with."""
+        """Opens the answer: returns it when replicas have accepted it, or raises its error."""
         self._answers.add(answer)
         await answer.open()
         return answer

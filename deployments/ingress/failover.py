@@ -54,7 +54,7 @@ class FailoverStream:
         """Summed over all attempts, up to the last commit."""
         self._earlier = Statistics()
         """Statistics of all attempts before the present one."""
-        self._replicas = replicas
+        self._handle = replicas
         self._silent = silent
         """Replicas that do not answer heartbeats at present; kept up to date by HeartbeatSender."""
         self._limits = limits
@@ -124,7 +124,7 @@ class FailoverStream:
             "output_ids": list(self.output_ids),
             "avoid": list(self._silent),
         }
-        self._response = self._replicas.stream.remote(self._sent)
+        self._response = self._handle.stream.remote(self._sent)
         try:
             async with asyncio.timeout(self._limits.recovery_s):
                 message = await self._next_message()

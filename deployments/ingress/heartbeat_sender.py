@@ -40,7 +40,7 @@ class HeartbeatSender:
         """`on_lost`: called for each replica that is lost: died or hung."""
         self._ingress = ingress
         self._on_lost = on_lost
-        self._replicas = replicas
+        self._handle = replicas
         # A replica pauses a stream whose client is, as far as it knows, `unread_tokens` behind. So
         # progress is reported well before that.
         self._urgent_tokens = max(1, limits.unread_tokens // 4)
@@ -129,7 +129,7 @@ class HeartbeatSender:
     async def _call(self, replica: str, read: dict[str, int], left: list[str]) -> None:
         timer = self._loop.call_later(self._silent_s, self._give_up, replica)
         try:
-            await self._replicas.heartbeat.remote(
+            await self._handle.heartbeat.remote(
                 {"replica": replica, "ingress": self._ingress, "read": read, "left": left}
             )
             self._failed.pop(replica, None)

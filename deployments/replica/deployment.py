@@ -107,7 +107,7 @@ class Replica:
             self._announcing = loop.create_task(announce(config))
 
     async def stream(self, request: StreamRequest) -> AsyncGenerator[Message, None]:
-        """Serves one request; closing the generator cancels it."""
+        """Serves one choice of a client's request; closing the generator cancels it."""
         try:
             await self._service.check_grammar(request["params"], request["tenant"])
             stream = submit(self._service.coordinator, request)

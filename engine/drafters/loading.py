@@ -14,6 +14,7 @@ from engine.cpu.prepack import fast_dtype
 from engine.cpu.quantized_forward import can_run
 from engine.cpu.quantized_loading import quantized_linears
 from engine.draft_profile import CONTEXT, REQUESTS, ROUNDS, DraftCosts, measure_drafter
+from engine.drafters.gpu_copy import rounded_copy
 from engine.drafters.model import ModelDrafter, make_runner
 from engine.drafters.runner import PackedRunner
 from engine.errors import IncompatibleDrafter, IncompleteCheckpoint
@@ -76,8 +77,9 @@ def load_quantized(
 ) -> LoadedDrafter:
     """A copy of the target with weights of 4 or 8 bits, as in ML-SpecQD, rounded from its floats.
 
-    `checkpoint`: the target's. `dtype` and `device`: the kernels have their own. Raises
-    IncompatibleDrafter."""
+    `checkpoint`: the target's. `dtype`: the kernels have their own. Raises IncompatibleDrafter."""
+    if device != "cpu":
+        return _loaded_on_gpu(name, checkpoint, quantize, device, kv_tokens, target_vocab_size)
     model = load_stock(checkpoint, torch.float32)
     if not can_run(model):
         raise IncompatibleDrafter(
@@ -88,6 +90,23 @@ def load_quantized(
         )
     linears = quantized_linears(model, checkpoint, quantize)
     runner = PackedRunner(PackedModel(model, kv_tokens=kv_tokens, quantized=linears))
+    return _loaded(name, runner, checkpoint, target_vocab_size)
+
+
+def _loaded_on_gpu(
+    name: str,
+    checkpoint: Path,
+    quantize: Quantize,
+    device: str,
+    kv_tokens: int,
+    target_vocab_size: int,
+) -> LoadedDrafter:
+    try:
+        model = rounded_copy(checkpoint, quantize, device)
+    except ModuleNotFoundError as error:
+        needed = "a copy on a GPU needs the package torchao: install it, or set gpus: 0"
+        raise IncompatibleDrafter(name, "gpus", needed) from error
+    runner = make_runner(model, kv_tokens=kv_tokens)
     return _loaded(name, runner, checkpoint, target_vocab_size)
 
 

@@ -82,7 +82,7 @@ def forced_tokens(ready: Ready, tokens: Sequence[int], reserved: int = 0) -> lis
     """What the request's output must continue with after its committed tokens and `tokens`, within
     its length: the grammar allows nothing else, so no drafter has to propose it.
 
-    None where log-probabilities are requested: only a forward over these tokens has them.
+    Empty where log-probabilities are requested: only a forward over these tokens has them.
     `reserved`: so many more tokens need room after these.
     """
     params, committed = ready.held.start.params, len(ready.held.committed)

@@ -2,8 +2,8 @@
 
 Transforms are applied in vLLM's order: grammar, logit bias, min_tokens, penalties, temperature,
 min-p, top-k, top-p; then Gumbel noise and argmax, ties to the lowest id. Target and drafters apply
-the same ones, and a draft token is accepted exactly when it is
-the target's own (docs/architecture.md, "Drafter-invariant sampling").
+the same ones, and a draft token is accepted exactly when it is the target's own
+(docs/architecture.md, "Drafter-invariant sampling").
 """
 
 from collections.abc import Sequence

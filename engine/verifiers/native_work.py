@@ -1,4 +1,4 @@
-"""What one order of a batch has of a forward of the native verifier."""
+"""One order's part of a forward of the native verifier."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -93,7 +93,6 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
         ("drafters.0.quantize: ", {"drafters": [COPY | {"quantize": "none"}]}),
         ("model: quantized copies the target", {"drafters": [TINY | COPY]}),
         ("dtype: quantized copies the target", {"drafters": [COPY | {"dtype": "float32"}]}),
-        ("gpus: quantized .* or kind: model or eagle3", {"drafters": [COPY | {"gpus": 0.1}]}),
         (
             "drafters.0.kind: .* set target.quantize: none",
             {"target": {"quantize": "int8"}, "drafters": [COPY]},

@@ -40,7 +40,7 @@ class OutputToken:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The part of a choice that one verdict adds."""
+    """The part of a choice that one message of its replica adds."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -70,8 +70,8 @@ class Choice:
         parser: FormatParser | None = None,
     ) -> None:
         """`echo`: the prompt, which the choice repeats first. `echo_only`: no output follows it.
-        `special`: the text has special tokens.
-        `parser`: finds calls and reasoning in the text; None: there are none."""
+        `special`: the text has special tokens. `parser`: finds calls and reasoning in the text;
+        None: there are none."""
         self.index = index
         self.parser = parser
         self.failover_stream = failover_stream
@@ -229,8 +229,8 @@ class Answer:
             raise error
 
     async def pieces(self) -> AsyncIterator[tuple[Choice, Piece]]:
-        """Yields all choices' pieces. Requesting the next piece means that the last one has been
-        written to the client, which is then acknowledged."""
+        """Yields all choices' pieces. Requesting the next one acknowledges the last one as read,
+        though some may be in transit (BackpressureWindow)."""
         self._readers = [asyncio.create_task(self._read(choice)) for choice in self.choices]
         unfinished = len(self.choices)
         while unfinished:

@@ -152,7 +152,7 @@ class AnswerText:
         self._detokenizer = Detokenizer(tokens, special)
         self._stops = StopStrings(rule.strings)
         self._rule = rule
-        self._tokens = 0
+        self._taken = 0
         self._length = start_offset
         """Characters so far, including those held back."""
 
@@ -161,7 +161,7 @@ class AnswerText:
         offsets: list[int] = []
         texts: list[str] = []
         for position, token in enumerate(token_ids, 1):
-            self._tokens += 1
+            self._taken += 1
             offsets.append(self._length)
             ends = finish == "stop" and position == len(token_ids)
             texts.append("" if ends else self._detokenizer.push(token))
@@ -182,7 +182,7 @@ class AnswerText:
 
     def _step(self, text: str) -> tuple[str, str | None]:
         self._length += len(text)
-        if self._tokens <= self._rule.min_tokens:
+        if self._taken <= self._rule.min_tokens:
             return text, None
         return self._stops.push(text)
 

@@ -70,10 +70,10 @@ class StreamRequestBuilder:
         return choices
 
     async def choices(
-        self, request: GenerationRequest, identity: str, tenant: str, limits: TargetLimits
+        self, request: GenerationRequest, name: str, tenant: str, limits: TargetLimits
     ) -> list[StreamRequest]:
-        """`n` choices per prompt, in OpenAI's order. Raises ApiError or InvalidRequest, naming the
-        field."""
+        """`n` choices per prompt, in OpenAI's order, each under `name` and its number. Raises
+        ApiError or InvalidRequest, naming the field."""
         prompts, field = await self._encoded(request, tenant), prompt_field(request)
         slo = self._slo(request)
         speculation = self._speculation(request)
@@ -94,7 +94,7 @@ class StreamRequestBuilder:
             for seed in choice_seeds(request.given_seed, request.n):
                 choices.append(
                     {
-                        "name": f"{identity}-{len(choices)}",
+                        "name": f"{name}-{len(choices)}",
                         "attempt": 0,
                         "ingress": self._ingress,
                         "prompt_ids": prompt_ids,

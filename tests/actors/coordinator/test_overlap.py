@@ -29,6 +29,7 @@ from policies.selection.fixed import Fixed as OneDrafter
 from policies.speculation.fixed import Fixed
 
 KV_TOKENS = 2048
+STALLED_S = 30.0
 SLOW_S = 0.01
 """How long each request in a draft call or a forward takes, asleep: two threads need no processor
 for it."""
@@ -75,10 +76,10 @@ def serve(pipeline: MicroBatchParams, monkeypatch: pytest.MonkeyPatch) -> Served
 
     async def main() -> None:
         config = TargetConfig(dtype="float32", kv_tokens=KV_TOKENS, placement="inline")
-        target = ModelVerifier(verifier_thread(config, ()))
+        target = ModelVerifier(verifier_thread(config, (), STALLED_S))
         await target.start()
         tiny = DrafterConfig(name="tiny", model="zoo/tiny", placement="inline")
-        drafter = ModelDrafter(drafter_thread(tiny, "tiny", config))
+        drafter = ModelDrafter(drafter_thread(tiny, "tiny", config, STALLED_S))
         await drafter.start()
         view = LaneView("tiny", "tiny", capacity=8)
         coordinator = Coordinator(

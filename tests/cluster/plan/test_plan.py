@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from cluster import check
+from cluster.config.drafter_kinds import LOOKUPS
 from cluster.plan import gpus
 from cluster.plan.__main__ import main
 from cluster.plan.acceptance import Text, of_lookup
@@ -20,6 +21,7 @@ from tests.cluster.checkpoints import write_models
 from tests.smollm2 import needs_smollm2
 
 SHORT = ["--clients", "8"]
+ALL_LOOKUPS = " + ".join(LOOKUPS)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,7 @@ def test_a_check_accepts_the_planned_config(
     assert "tokens/s" in printed
     assert "`-> " in printed
     for drafter in others[1::2][:1]:
-        assert f"ngram + suffix + {drafter.partition('=')[0]}: " in printed
+        assert f"{ALL_LOOKUPS} + {drafter.partition('=')[0]}: " in printed
     cluster = [option for node in nodes for option in ("--node", f"CPU=64,memory=1000GB,{node}")]
     assert check.main([str(tmp_path / "plan.yaml"), *cluster]) == 0
     (application,) = yaml.safe_load((tmp_path / "plan.yaml").read_text())["applications"]
@@ -104,7 +106,8 @@ def test_more_bandwidth_and_more_acceptance_are_not_slower(
     slow, fast, better = best(1, 0.5), best(2, 0.5), best(1, 0.9)
     assert slow.keys() == fast.keys() == better.keys()
     assert all(fast[name] > slow[name] for name in slow)
-    assert better["ngram + suffix + Qwen3-0.6B"] > slow["ngram + suffix + Qwen3-0.6B"]
+    beside_lookups = f"{ALL_LOOKUPS} + Qwen3-0.6B"
+    assert better[beside_lookups] > slow[beside_lookups]
     assert better["no drafts"] == slow["no drafts"]
 
 
