@@ -82,8 +82,13 @@ def main() -> None:
     arguments.add_argument("--max-tokens", type=int, default=96)
     arguments.add_argument("--clients", type=int, nargs="+", default=[1, 4])
     arguments.add_argument("--chains", action="store_true", help="the verifier takes no trees")
-    for cost, usual in (("forward", (40, 1.05)), ("step", (0.6, 0.8)), ("lookup", (0.65, 0.055))):
-        arguments.add_argument(f"--{cost}-ms", type=float, nargs=2, default=usual)
+    costs = {
+        "--forward-ms": (40, 1.05),
+        "--step-ms": (0.6, 0.8),
+        "--lookup-ms": (0.65, 0.055),
+    }
+    for cost, usual in costs.items():
+        arguments.add_argument(cost, type=float, nargs=2, default=usual)
     options = arguments.parse_args()
     traces = _traces(options)
     forward, step, lookup = (
