@@ -232,9 +232,8 @@ def _fade(pool: Floats) -> None:
 
 @njit(cache=True)
 def _replay(matched: Mask, covered: Mask, own: Floats, pool: Floats) -> None:
-    """Splits the tokens into the rounds that the lane would have had: each draft ends with the
-    first token that does not match, which would be the target's own, and the next round begins
-    after it."""
+    """Splits the tokens into the rounds that the lane would have had: each ends with the first
+    token that does not match, which would be the target's own."""
     position = 0
     while position < len(matched):
         seen = np.zeros(COLUMNS)
@@ -262,8 +261,7 @@ def _credit(
     adapters: Ints,
 ) -> None:
     """Adds drafted trees; the mass of a level is the probability that one of its nodes is accepted.
-    `counts`: each request's number of proposers; `proposers`: their drafters, request after
-    request."""
+    `counts`: each request's number of proposers; `proposers`: the drafters of all, in order."""
     path = path_confidences(trees)
     mass, added = np.empty(len(path) + 1), np.empty(len(path) + 1)
     seen = np.ones(COLUMNS)  # one draft

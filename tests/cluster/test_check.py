@@ -19,6 +19,8 @@ from tests.other_tokenizer import write_renamed
 TINY = {"name": "tiny", "model": "zoo/tiny"}
 TWO_GPUS = {"CPU": 8.0, "GPU": 2.0, "memory": 64e9}
 TWO_RANKS = {"backend": "vllm", "gpus": 1, "tensor_parallel": 2}
+THREE_REPLICAS = {"target": {"gpus": 1}, "scaling": {"max_replicas": 3}}
+TWO_TENANTS = {"api_keys": {"a": "one", "b": "two"}}
 
 
 def serve_config(folder: Path, args: dict[str, Any]) -> str:
@@ -107,16 +109,6 @@ def test_the_table_shows_every_process_and_what_it_takes(
     assert table["copy"] == ["0", "0", "0.05", "1", "5.1", "2.6", "607.6"]
     assert table["sum"] == ["0", "0.25", "10", "15.1", "25.6", "3,040.7"]
     assert "note" not in table
-
-
-def test_threads_beyond_the_cores_are_noted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = serve_config(tmp_path, {"target": {"threads": 4}})
-    assert main([file, "--node", "CPU=4,memory=8GB"]) == 0
-    assert "5 threads on 4 cores" in capsys.readouterr().out
-    assert main([file, "--node", "CPU=5,memory=8GB"]) == 0
-    assert "threads on" not in capsys.readouterr().out
 
 
 def test_a_bad_field_and_a_bad_file_end_with_status_1(
@@ -211,21 +203,26 @@ def test_what_does_not_fit_is_named(
         assert line.startswith(expected)
 
 
-def test_more_replicas_than_there_is_room_for_are_noted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("args", "node", "note", "noted"),
+    [
+        ({"target": {"threads": 4}}, "CPU=4,memory=8GB", "5 threads on 4 cores", True),
+        ({"target": {"threads": 4}}, "CPU=5,memory=8GB", "threads on", False),
+        (THREE_REPLICAS, "CPU=8,GPU=2", "3 replicas need more nodes: GPU: verifier needs", True),
+        (TWO_TENANTS | {"sharing": "all"}, "CPU=8", "in what lookups draft", True),
+        (TWO_TENANTS | {"sharing": "tenant"}, "CPU=8", "in what lookups draft", False),
+    ],
+)
+def test_what_a_check_lets_pass_is_noted(
+    args: dict[str, Any],
+    node: str,
+    note: str,
+    noted: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    args = {"target": {"gpus": 1}, "scaling": {"max_replicas": 3}}
-    assert main([serve_config(tmp_path, args), "--node", "CPU=8,GPU=2"]) == 0
-    assert "3 replicas need more nodes: GPU: verifier needs GPU 1" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("sharing", "noted"), [("tenant", False), ("all", True)])
-def test_what_shared_memory_tells_is_noted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], sharing: str, noted: bool
-) -> None:
-    args = {"api_keys": {"a": "one", "b": "two"}, "sharing": sharing}
-    assert main([serve_config(tmp_path, args), "--node", "CPU=8,memory=64GB"]) == 0
-    assert ("in what lookups draft" in capsys.readouterr().out) == noted
+    assert main([serve_config(tmp_path, args), "--node", node]) == 0
+    assert (note in capsys.readouterr().out) == noted
 
 
 def test_a_node_is_stated_in_units() -> None:

@@ -50,8 +50,3 @@ def test_inline_models_are_the_replicas_own() -> None:
     assert placement.target is None
     assert placement.lanes == {"small": 0}
     assert placement.replica_options == {"num_cpus": 0.05, "num_gpus": 1}
-
-
-def test_a_type_of_gpu_is_asked_for_in_the_bundle() -> None:
-    placement = planned(drafters=[TINY | {"gpus": 1, "accelerator": "L4"}])
-    assert placement.bundles[1] == {"CPU": 0.05, "GPU": 1, "accelerator_type:L4": 0.001}

@@ -218,7 +218,7 @@ def test_fetch_brings_all_files_of_a_model(
     assert "org/other is neither a directory here nor a public model" in capsys.readouterr().err
 
 
-def test_a_gguf_file_is_converted_at_the_start_and_not_by_a_check(
+def test_a_gguf_file_is_converted_once_at_the_start_and_anew_when_it_is_altered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPINDLE_CACHE", str(tmp_path / "cache"))
@@ -237,6 +237,10 @@ def test_a_gguf_file_is_converted_at_the_start_and_not_by_a_check(
     written = (folder / "model.safetensors").stat().st_mtime_ns
     assert TargetConfig(model=str(file)).path() == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 1  # in a weight
+    file.write_bytes(content)
+    assert TargetConfig(model=str(file)).path() != folder
 
 
 def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
@@ -246,17 +250,3 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
     )
     file.write_text("not a model")
     assert f"target.model: {file} is no GGUF file" in refusal({"target": {"model": str(file)}})
-
-
-def test_an_altered_gguf_file_is_not_taken_for_the_one_that_was_converted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPINDLE_CACHE", str(tmp_path / "cache"))
-    tokens = tokenizer()
-    file = tmp_path / "mine.gguf"
-    write(file, model(tokens.get_vocab_size()), tokens)
-    good = TargetConfig(model=str(file)).path()
-    content = bytearray(file.read_bytes())
-    content[-100] ^= 1  # in a weight
-    file.write_bytes(content)
-    assert TargetConfig(model=str(file)).path() != good

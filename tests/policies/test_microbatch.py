@@ -80,16 +80,6 @@ def test_spins_heuristic_is_within_epsilon_of_exhaustive_search() -> None:
         assert count == 1 or predicted[count - 1] > 1.03 * predicted[0]
 
 
-def test_a_batch_is_not_split_if_more_parts_lose_less_than_epsilon() -> None:
-    """Every forward of a further part costs 0.1 ms of 50: nothing is lost worth mentioning, and
-    nothing gained."""
-    free, verify = LaneLoad(20, 2000, 4, 2.0), ForwardCost(0.0, 0.0005, 0.0001)
-    halves = throughput([free], 2, verify)
-    whole = throughput([free], 1, verify)
-    assert 0.97 * whole < halves < whole
-    assert split([free], verify) == 1
-
-
 def test_a_batch_is_split_where_drafting_takes_as_long_as_verifying() -> None:
     """Halves overlap; more parts than that gain nothing."""
     assert split([lane(8, 0.005)], per_row(0.001)) == 2

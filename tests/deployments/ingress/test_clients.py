@@ -30,13 +30,6 @@ def test_without_keys_a_client_is_an_address_or_an_ipv6_network(address: str, cl
     assert (found.tenant, found.share_of) == (client, client)
 
 
-def test_with_keys_a_client_is_its_tenant_wherever_it_is() -> None:
-    keys = Keys({"a": "key of a"}, priority_for=["a"])
-    for address in ("192.0.2.7", "192.0.2.8"):
-        client = keys.client("Bearer key of a", address)
-        assert client == Client("a", "a", may_prioritize=True, is_operator=False)
-
-
 @pytest.mark.parametrize(
     ("key", "priority_for", "may"),
     [("", [], False), ("", ["*"], True), ("first", ["first"], True), ("second", ["first"], False)],

@@ -110,13 +110,6 @@ def test_a_new_request_starts_on_the_best_drafter_of_earlier_requests() -> None:
         assert rounds.assign(requests("new")) == {"new": better}
 
 
-def test_a_changing_text_is_followed() -> None:
-    rounds, here = Rounds(), requests("r")
-    for _ in range(5):
-        assert rounds.assigned_after_reads(here, by_lane(a=0.8, b=0.4)) == {"r": "a"}
-    assert rounds.assigned_after_reads(here, by_lane(a=0.4, b=0.8)) == {"r": "b"}
-
-
 def test_a_drafter_that_has_become_good_is_found_after_a_bad_start() -> None:
     """Although a better one than it was drafts, and another one than it was could be read."""
     rounds = Rounds([lane("a"), lane("b"), lane("c")])

@@ -117,15 +117,6 @@ def test_n_max_bounds_the_slo_step_only() -> None:
     assert [mask.all() for mask in masks] == [True, True]
 
 
-def test_without_the_throughput_step_budget_is_left() -> None:
-    """Fig. 16's second bar: 'SLO-customized selection does not fully utilize the budget'."""
-    drafted = [DraftTree.chain([1, 2, 3], [0.9] * 3)] * 2
-    only_slo = run(drafted, [1.5, 0.0], 100, AdaServeParams(throughput_step=False))
-    assert [int(mask.sum()) for mask in only_slo] == [1, 0]
-    both = run(drafted, [1.5, 0.0], 100, AdaServeParams())
-    assert [int(mask.sum()) for mask in both] == [3, 3]
-
-
 @SEEDED
 @given(st.lists(trees(), max_size=5), st.integers(0, 30), st.integers(0, 5), st.data())
 def test_every_selection_has_all_ancestors_and_is_within_the_budget(

@@ -31,7 +31,6 @@ from tests.policies.speculation.rounds import (
 )
 from tests.policies.tree_lists import learn
 
-STEEP = ForwardCost(alpha=0.0, gamma=8e-3, delta=8e-3)
 GPU = ForwardCost(alpha=1e-8, gamma=1e-5, delta=20e-3, knee=160, gamma_more=1.1e-4)
 GPU_DRAFT = ForwardCost(alpha=0.0, gamma=1e-5, delta=2e-3)
 
@@ -87,15 +86,6 @@ def test_selects_what_brute_force_does(drafted: list[DraftTree], gamma: float, b
     )
     assert sum(kept(masks)) <= space
     assert speed(chosen, masks, context) == pytest.approx(best, rel=1e-5)
-
-
-def test_plain_where_nothing_pays() -> None:
-    context = round_context(verify=STEEP)
-    plan = plan_alone(Planner(), batch_of(16), "lane", context, 0.0)
-    assert {limit.depth for limit in plan.limits} == {0}
-    assert plan.rule is None
-    masks = selected(Planner(), candidates([DraftTree.chain([1], [0.5])] * 16), context, 0.0)
-    assert kept(masks) == [0] * 16
 
 
 # -- needs and SLOs ----------------------------------------------------------------------------
