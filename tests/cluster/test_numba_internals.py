@@ -1,6 +1,7 @@
 """Compiled loops are found again elsewhere, and never behind the sources' back."""
 
 import fcntl
+import inspect
 import os
 import shutil
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+from numba.core import caching
+from numba.core.caching import CacheImpl, IndexDataCacheFile, InTreeCacheLocator
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ("cluster/__init__.py", "cluster/numba_internals.py", "cluster/cache.py")
@@ -71,6 +74,15 @@ def waits_for_a_lock(pid: int) -> bool:
     locks = Path("/proc/locks").read_text().splitlines()
     waiting = [line.split() for line in locks if "->" in line]
     return any(str(pid) in line for line in waiting)
+
+
+def test_numba_still_has_the_private_parts_that_are_replaced() -> None:
+    """If not: read numba/core/caching.py anew and adapt cluster/numba_internals.py."""
+    assert issubclass(InTreeCacheLocator, caching._SourceFileBackedLocatorMixin)
+    assert InTreeCacheLocator in CacheImpl._locator_classes
+    saves = inspect.signature(inspect.unwrap(IndexDataCacheFile.save))
+    assert [*saves.parameters] == ["self", "key", "data"]
+    assert "self._cache_path" in inspect.getsource(IndexDataCacheFile.__init__)
 
 
 def test_another_copy_of_the_sources_compiles_nothing(tmp_path: Path) -> None:
