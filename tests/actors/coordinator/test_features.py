@@ -99,11 +99,11 @@ class Served:
                 "tenant": teachers.get(number, ""),
                 "may_teach": number in teachers,
             }
-            submitted = coordinator.submit(str(number), prompts[number], PARAMS[number], **who)
+            submitted = coordinator.submit(str(number), prompts[number], params[number], **who)
             return await read(submitted)
 
         learning = asyncio.create_task(options.get("learning", asyncio.sleep)(3600))
-        prompts = options.get("prompts", PROMPTS)
+        prompts, params = options.get("prompts", PROMPTS), options.get("params", PARAMS)
         self.streams = list(await asyncio.gather(*map(client, range(len(prompts)))))
         self.took_s = asyncio.get_running_loop().time()
         await asyncio.sleep(60)

@@ -24,11 +24,13 @@ LIMITS = Limits(max_batch=4, kv_tokens=1024)
 
 
 def serve(
-    lessons: Lessons, limits: Limits = LIMITS, exchange: ExchangeLessons | None = None
+    lessons: Lessons,
+    limits: Limits = LIMITS,
+    exchange: ExchangeLessons | None = None,
+    **options: Any,
 ) -> tuple[list[list[int]], float]:
     """All prompts, by a lane without features and one that learns, and the virtual time that it
     took. `exchange`: reaches the trainer."""
-    options: dict[str, Any] = {}
     if exchange is not None:
         side = Learning("replica", exchange, lessons, {}, lambda *_: None)
         options["learning"] = lambda _seconds: side.run()
@@ -53,13 +55,12 @@ def test_requests_that_may_teach_do_so_with_all_their_features() -> None:
     assert lessons.take() == ([], [])
 
 
-def test_a_request_with_an_adapter_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_with_an_adapter_teaches_nothing() -> None:
     """A head would learn from hidden states that are not the base model's."""
     adapted = [replace(params, adapter="sql") for params in PARAMS]
-    monkeypatch.setattr(f"{__name__}.PARAMS", [*PARAMS[:3], *adapted[3:]])
     lessons = Lessons(["head"], 4096, LAYERS)
     lessons.wanted = 10_000
-    serve(lessons)
+    serve(lessons, params=[*PARAMS[:3], *adapted[3:]])
     taught, _ = lessons.take()
     assert [lesson.tenant for lesson in taught] == ["named"]
     assert not lessons.passed_over
