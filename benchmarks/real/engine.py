@@ -154,7 +154,8 @@ def make_drafter(
     name: str, models: Mapping[str, Path | None], target: Path, vocab_size: int
 ) -> Drafter:
     """A new one: a lookup must not find the answers of the run before."""
-    make = drafter_kind(HEAD if name.startswith(HEAD) else name).maker()
+    kind = drafter_kind(HEAD if name.startswith(HEAD) else name)
+    make = kind.maker()
     checkpoints = {**models, COPY: target}
     if name not in checkpoints:
         return make(name)
@@ -165,7 +166,7 @@ def make_drafter(
         device="cpu",
         kv_tokens=_KV_TOKENS,
         target_vocab_size=vocab_size,
-        **({"target": target} if name.startswith(HEAD) else {}),
+        **({"target": target} if kind.reads_target else {}),
     )
     return loaded.drafter
 

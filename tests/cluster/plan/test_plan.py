@@ -180,7 +180,6 @@ def test_a_drafter_of_another_family_is_out_with_the_reason(
     plan(tmp_path, str(models / "Qwen3-8B"), "--gpus", "1xH100", "--drafter", other, *SHORT)
     line = next(x for x in capsys.readouterr().out.splitlines() if "Llama-3.2-1B-Instruct: " in x)
     assert "out, drafters.2.model: " in line
-    assert "has a vocabulary of 128256 tokens" in line
 
 
 def test_gpus_of_this_machine_are_found_with_their_memory(
