@@ -120,7 +120,10 @@ def test_nothing_is_ended_when_serve_run_ends_by_itself_or_the_ingress_is_replac
 def _is_watched(raylet: int) -> bool:
     commands = {pid: watchdog._read(pid, "cmdline") for pid in watchdog._all()}
     mine = [pid for pid, one in commands.items() if one[-4::3] == [str(raylet).encode(), b""]]
-    files = [os.readlink(file) for pid in mine for file in Path(f"/proc/{pid}/fd").iterdir()]
+    try:
+        files = [os.readlink(file) for pid in mine for file in Path(f"/proc/{pid}/fd").iterdir()]
+    except FileNotFoundError:  # one of them has ended meanwhile
+        return False
     return sum("pidfd" in file for file in files) == 4
 
 
