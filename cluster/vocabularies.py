@@ -106,7 +106,7 @@ def _pieces(content: Mapping[str, Any]) -> dict[int, str]:
 
 
 def _same(wanted: Mapping[int, Any], given: Mapping[int, Any]) -> dict[int, int]:
-    """Of several ids for the same text the last one counts: bytes stand before whole pieces."""
+    """Where several ids have the same text the last one counts: bytes stand before whole pieces."""
     own = {text: token for token, text in given.items()}
     theirs = {text: token for token, text in wanted.items()}
     return {theirs[text]: own[text] for text in theirs.keys() & own.keys()}

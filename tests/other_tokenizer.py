@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from cluster.built_in_models import model_path
 
 _SPECIAL = 5
-"""Of the zoo's tokenizer, the lowest ids; they are never left out."""
+"""The lowest ids of the zoo's tokenizer, which are never left out."""
 
 
 def write_renamed(name: str, folder: Path, kept: float = 1.0) -> Path:

@@ -1,5 +1,5 @@
 """Models as hosts: each batch of orders is one call to a worker (actors/hosts/workers.py), which is
-on a thread of this process (actors/hosts/workers.py) or in others (actors/hosts/supervision.py)."""
+on a thread of this process (actors/hosts/inline.py) or in others (actors/hosts/supervision.py)."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path

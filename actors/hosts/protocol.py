@@ -1,6 +1,6 @@
 """How the coordinator reaches drafters and the verifier, wherever they run.
 
-In this process on threads (actors/hosts/workers.py), as Ray actors (actors/hosts/spawn.py), or
+In this process on threads (actors/hosts/inline.py), as Ray actors (actors/hosts/spawn.py), or
 simulated in virtual time. The coordinator never touches an executor or a socket itself, so that
 virtual time is exact.
 """

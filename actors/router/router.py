@@ -74,12 +74,7 @@ _INTERVAL_S = 5.0
 class Pooling:
     """Run `run` as a task beside the coordinator."""
 
-    def __init__(
-        self,
-        replica: str,
-        exchange: Exchange,
-        learners: Learners,
-    ) -> None:
+    def __init__(self, replica: str, exchange: Exchange, learners: Learners) -> None:
         self._replica = replica
         self._exchange = exchange
         self._learners = learners

@@ -2,6 +2,9 @@
 
 Rows are passed as the bits of their numbers. A bfloat16 is the upper half of an fp32, so the
 conversion is an exact shift. Everything is computed in fp32 and rounded once.
+
+Without fastmath: under it LLVM chooses the order of a sum, and chose another where a loop that
+calls these was compiled than where it was read from the cache, so that two replicas differed.
 """
 
 import numpy as np
@@ -10,16 +13,18 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 Bits = NDArray[np.int16] | NDArray[np.int32]
+_SUMS = 16
+"""That are added side by side, as a vector."""
 
 
-@njit(fastmath=True, cache=True, nogil=True, inline="always")
+@njit(fastmath=False, cache=True, nogil=True, inline="always")
 def _read(stored: Bits, bits: NDArray[np.int32]) -> None:
     shift = 32 - 8 * stored.itemsize
     for e in range(len(bits)):
         bits[e] = np.int32(stored[e]) << shift
 
 
-@njit(fastmath=True, cache=True, nogil=True, inline="always")
+@njit(fastmath=False, cache=True, nogil=True, inline="always")
 def _write(bits: NDArray[np.int32], stored: Bits) -> None:
     """Rounds to nearest, ties to even."""
     if stored.itemsize == bits.itemsize:
@@ -30,17 +35,21 @@ def _write(bits: NDArray[np.int32], stored: Bits) -> None:
             stored[e] = (bits[e] + 0x7FFF + ((bits[e] >> 16) & 1)) >> 16
 
 
-@njit(fastmath=True, cache=True, nogil=True, inline="always")
+@njit(fastmath=False, cache=True, nogil=True, inline="always")
 def _normalise(vector: Floats, weight: Floats, epsilon: float) -> None:
+    sums = np.zeros(_SUMS, np.float32)
+    for first in range(0, len(vector), _SUMS):
+        for e in range(first, min(first + _SUMS, len(vector))):
+            sums[e - first] += vector[e] * vector[e]
     squares = np.float32(0.0)
-    for e in range(len(vector)):
-        squares += vector[e] * vector[e]
+    for e in range(_SUMS):
+        squares += sums[e]
     scale = np.float32(1.0) / np.sqrt(squares / np.float32(len(vector)) + np.float32(epsilon))
     for e in range(len(vector)):
         vector[e] *= scale * weight[e]
 
 
-@njit(fastmath=True, cache=True, nogil=True)
+@njit(fastmath=False, cache=True, nogil=True)
 def rms_norm(rows: Bits, weight: Floats, epsilon: float, normed: Bits) -> None:
     """rows and normed [n, width]"""
     bits = np.empty(rows.shape[1], np.int32)
@@ -51,7 +60,7 @@ def rms_norm(rows: Bits, weight: Floats, epsilon: float, normed: Bits) -> None:
         _write(bits, normed[row])
 
 
-@njit(fastmath=True, cache=True, nogil=True)
+@njit(fastmath=False, cache=True, nogil=True)
 def rotate(heads: Bits, norms: Floats, epsilon: float, cos: Floats, sin: Floats) -> None:
     """Normalises the first heads of each row and rotates them by its position, in place.
 
