@@ -2,6 +2,7 @@
 
 import json
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -16,7 +17,9 @@ from benchmarks.real.contest import Contender, heats
 from benchmarks.real.options import options_of
 from benchmarks.real.prompts import CATEGORIES
 from benchmarks.real.results import real_records
+from benchmarks.real.spindle import Spindle
 from cluster.built_in_models import TARGET, model_path
+from cluster.config.drafter_kinds import LOOKUPS
 from lab.zoo.head_model import TrainedHead
 
 MODEL = f"zoo/{TARGET}"
@@ -86,8 +89,11 @@ def test_contenders_serve_the_prompts_in_turns(data: Path) -> None:
     checkpoint = model_path(TARGET)
     options = options_of(None, ["--data", str(data), "--max-tokens", str(MAX_TOKENS)])
     made = servers(MODEL, checkpoint, None, None, "float32")
+    args = spindle_args("native", LOOKUPS, MODEL, None, "float32")
+    # The planner drafts nothing where this machine's pace makes drafts a loss.
+    fixed = {"speculation": {"name": "fixed"}}
     with closing(Contender("vllm", made["spindle_native_plain"])) as plain:
-        others = {"spindle_native": made["spindle_native"]}
+        others = {"spindle_native": partial(Spindle, {**args, "policies": fixed})}
         results = heats(plain, others, real_requests(options, checkpoint), [1], 1, lambda _: 8)
     values = {record.name: record.value for record in real_records(results, "real")}
     (turn,) = results["spindle_native", 1]
