@@ -24,7 +24,7 @@ from transformers import PreTrainedConfig
 
 from cluster.cache import written_whole
 from engine.cpu.row_counts import row_cost_step
-from engine.cpu.threads import most_threads
+from engine.cpu.threads import most_threads, waited_s
 from engine.model import PackedModel, Segment
 from policies.cost import (
     ForwardCost,
@@ -35,11 +35,13 @@ from policies.cost import (
 
 _LOG = logging.getLogger("spindle")
 
-FORMAT = 4
+FORMAT = 5
 """Format version of the cache file; increased when what is measured, or how, changes."""
 WARM_UP_ROUNDS = 1
 _LEAST_ROUNDS = 3
 """Shapes are added only while the time allows this many rounds, including the warm-up."""
+MOST_WAITING = 0.3
+"""Time in which threads wait for a processor, per time: more is beside other work."""
 _LEAST_SHAPES = 4
 """At least as many shapes as a fit has parameters."""
 NO_TOKEN = -1
@@ -140,12 +142,16 @@ def cached_profile(
 def cached_samples(
     key: ProfileKey, cache_dir: Path, measure_samples: Callable[[], tuple[ForwardSample, ...]]
 ) -> tuple[ForwardSample, ...]:
-    """Those in the file of this key, or new ones. A file that was measured beside other work does
-    little harm: costs are learned again while serving (policies/estimates/online_cost.py)."""
+    """Those in the file of this key, or new ones. What was measured beside other work is measured
+    again once the machine is quiet; costs are also learned again while serving
+    (policies/estimates/online_cost.py)."""
     described = json.dumps({"format": FORMAT, **asdict(key)}, sort_keys=True)
     path = cache_dir / f"{digest(described)}.json"
     try:
-        samples = tuple(ForwardSample(**one) for one in json.loads(path.read_text())["samples"])
+        stored = json.loads(path.read_text())
+        samples = tuple(ForwardSample(**one) for one in stored["samples"])
+        if stored["waiting"] > MOST_WAITING and os.getloadavg()[0] < (os.cpu_count() or 1):
+            samples = ()
     except FileNotFoundError:
         samples = ()
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -153,8 +159,13 @@ def cached_samples(
         samples = ()
     if samples:
         return samples
+    began, waited_before = perf_counter(), waited_s()
     samples = measure_samples()
-    content = {"key": json.loads(described), "samples": [asdict(one) for one in samples]}
+    content = {
+        "key": json.loads(described),
+        "samples": [asdict(one) for one in samples],
+        "waiting": (waited_s() - waited_before) / (perf_counter() - began),
+    }
     try:
         with written_whole(path) as file:
             file.write_text(json.dumps(content, indent=1))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 from cluster.architecture import Architecture
@@ -22,7 +23,7 @@ from cluster.sources import header_folder, parameters_of
 from engine.verifiers.vllm.environment import process_environment
 from policies.cost import ForwardCost
 
-_FORMAT = 1
+_FORMAT = 2
 """Another number where other costs are kept than before."""
 _MEASURE_S = 5.0
 _BUDGET = 512
@@ -92,8 +93,8 @@ def _budget(cost: ForwardCost) -> int:
 def measured(
     target: Mapping[str, Any], drafters: Sequence[Mapping[str, Any]], threads: int
 ) -> ReplicaCosts:
-    """Loads the models into a process of their own, as an inline replica does, the first time.
-    Raises ValueError if they cannot be loaded."""
+    """Loads the models into a process of their own, as an inline replica does, the first time and
+    after a time beside other work. Raises ValueError if they cannot be loaded."""
     asked = json.dumps([target, drafters, threads])
     described = json.dumps([_FORMAT, asked, _machine(), _headers(target, drafters)])
     key = hashlib.blake2b(described.encode(), digest_size=8).hexdigest()
@@ -113,9 +114,14 @@ def measured(
                 -1
             ]
             raise ValueError(f"{target['model']} on {target['backend']} cannot be loaded: {why}")
-        with written_whole(file) as scratch:
-            scratch.write_text(ran.stdout.splitlines()[-1])
-    verify, budget, draft = json.loads(file.read_text())
+        answer = ran.stdout.splitlines()[-1]
+        *_, disturbed = json.loads(answer)
+        if not disturbed:
+            with written_whole(file) as scratch:
+                scratch.write_text(answer)
+    else:
+        answer = file.read_text()
+    verify, budget, draft, _ = json.loads(answer)
     return ReplicaCosts(
         ForwardCost(*verify),
         budget,
@@ -136,9 +142,11 @@ def _headers(target: Mapping[str, Any], drafters: Sequence[Mapping[str, Any]]) -
 def _measure() -> None:
     """In a process of its own, asked and answered in JSON."""
     from actors.hosts.fleet import start_fleet  # models' libraries, which a table does not need
-    from engine.cpu.threads import set_threads
+    from engine.cpu.threads import set_threads, waited_s
+    from engine.profiler import MOST_WAITING
 
     target, drafters, threads = json.load(sys.stdin)
+    began = perf_counter()
     set_threads(threads)
     fleet = asyncio.run(
         start_fleet(
@@ -152,7 +160,9 @@ def _measure() -> None:
     draft = {
         lane: (cost.piecewise, costs.draft_budgets[lane]) for lane, cost in costs.draft.items()
     }
-    print(json.dumps((costs.verify.piecewise, costs.verify_budget, draft)), flush=True)
+    disturbed = waited_s() > MOST_WAITING * (perf_counter() - began)
+    answer = (costs.verify.piecewise, costs.verify_budget, draft, disturbed)
+    print(json.dumps(answer), flush=True)
     os._exit(0)  # an engine's threads would keep it
 
 

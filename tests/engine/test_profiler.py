@@ -1,7 +1,9 @@
 """The profiler on a real model: what it measures, and when it measures again."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -53,11 +55,28 @@ def test_shapes_too_large_for_the_model_are_left_out(model: PackedModel) -> None
         measure(model, replace(GRID, context=(CONTEXT,)))
 
 
-def test_a_second_profile_comes_from_the_cache(model: PackedModel, tmp_path: Path) -> None:
+def test_a_second_profile_comes_from_the_cache(
+    model: PackedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiler, "waited_s", lambda: 0.0)
     first = profile(model, "packed", tmp_path, GRID)
     assert profile(model, "packed", tmp_path, GRID) == first
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
     assert 1 <= first.token_budget <= 12
+
+
+def test_what_was_measured_beside_other_work_is_measured_again_when_it_is_quiet(
+    model: PackedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiler, "waited_s", perf_counter)
+    monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
+    disturbed = profile(model, "packed", tmp_path, GRID)
+    assert profile(model, "packed", tmp_path, GRID) == disturbed
+    monkeypatch.setattr(profiler, "waited_s", lambda: 0.0)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    again = profile(model, "packed", tmp_path, GRID)
+    assert again != disturbed
+    assert profile(model, "packed", tmp_path, GRID) == again
 
 
 def test_whatever_changes_the_cost_is_measured_anew(
