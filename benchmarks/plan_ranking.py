@@ -50,8 +50,8 @@ def main() -> None:
     arguments.add_argument(
         "--candidates", default="", help="a pattern of the names of those to serve"
     )
-    arguments.add_argument("--requests", type=int, default=4, help="in a round, and 2 a client")
-    arguments.add_argument("--rounds", type=int, default=2)
+    arguments.add_argument("--requests", type=int, default=12, help="in a round, and 2 a client")
+    arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--max-tokens", type=int, default=48)
     options = arguments.parse_args()
     prompts = real_prompts(options.data, checkpoint_folder(MODEL))

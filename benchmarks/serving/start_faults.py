@@ -56,7 +56,7 @@ async def half_weights() -> list[str]:
 
 
 async def full_cache() -> list[str]:
-    """It serves, and one line names the folder."""
+    """It serves, and a line each names loops and costs that cannot be kept there."""
     with tempfile.TemporaryDirectory() as cache:
         mounted = 'mount -t tmpfs -o size=64k none "$SPINDLE_CACHE"; exec "$@"'
         async with served(
@@ -67,7 +67,7 @@ async def full_cache() -> list[str]:
         ) as service:
             lines = [one for one in service.terminal.splitlines() if cache in one]
             print(*lines, sep="\n")
-            service.expect(len(lines) == 1, f"{len(lines)} lines name the folder")
+            service.expect(0 < len(lines) <= 2, f"{len(lines)} lines name the folder")
             service.expect("Traceback" not in service.terminal, "a traceback on the terminal")
             return service.problems
 

@@ -109,6 +109,24 @@ async def lose(part: str) -> list[str]:
         return service.problems
 
 
+async def lose_front(part: str) -> list[str]:
+    """Streams through it break off, none hangs, and the next one is whole."""
+    async with served() as service:
+        bodies = bodies_of()
+        expected = await read_all(service.url, bodies, START_S)
+        streams, reading = await start_streams(service, bodies)
+        service.child(part).kill()
+        await asyncio.wait_for(reading, CALL_S)
+        service.expect(all(one.finish or one.error for one in streams), "a stream hangs")
+        broken = sum(one.error is not None for one in streams)
+        seconds = await until(service.is_healthy, REPLACED_S, "another one")
+        print(f"  {broken} of {STREAMS} streams break off; another one after {seconds:.1f} s")
+        again = await read_all(service.url, bodies, START_S)
+        same = sum(a.token_ids == b.token_ids for a, b in zip(expected, again, strict=True))
+        service.expect(same == STREAMS, f"{same} of {STREAMS} later streams identical")
+        return service.problems
+
+
 async def lose_replica() -> list[str]:
     """`/health` says so until there is another one."""
     async with served() as service:
@@ -179,6 +197,8 @@ CASES: Mapping[str, Callable[[], Coroutine[Any, Any, list[str]]]] = {
     "raylet": partial(lose, "raylet/raylet"),
     "agent": partial(lose, "dashboard/agent.py"),
     "gcs": partial(lose, "gcs/gcs_server"),
+    "ingress": partial(lose_front, "ServeReplica:spindle:Ingress"),
+    "proxy": partial(lose_front, "ProxyActor"),
     "lost_replica": lose_replica,
     "few_files": few_files,
     "full_folder": full_folder,

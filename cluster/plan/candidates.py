@@ -235,9 +235,12 @@ def _checked(
     except ValueError as error:
         return Refused(placed.layout, placed.fleet, str(error))
     specs, models = [], dict(placed.fleet.lookups)
+    if models:
+        # Lookups read the same text and mostly agree, so the better one stands for all.
+        best = max(models, key=lambda name: models[name].acceptance)
+        specs.append(DrafterSpec(best, best, None))
     for drafter in config.drafters:
         if drafter.is_lookup:
-            specs.append(DrafterSpec(drafter.name, drafter.name, None))
             continue
         cost, budget = costs.draft[drafter.name]
         if placed.fleet.given is not None:

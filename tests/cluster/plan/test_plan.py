@@ -13,9 +13,11 @@ from cluster import check
 from cluster.config.drafter_kinds import LOOKUPS
 from cluster.plan import gpus
 from cluster.plan.__main__ import main
-from cluster.plan.acceptance import Text, of_lookup
+from cluster.plan.acceptance import Fleet, Text, of_lookup
+from cluster.plan.candidates import Option, Planned, candidates
 from cluster.plan.gpus import GPUS, described
-from cluster.plan.load import traced
+from cluster.plan.load import traced, usual
+from cluster.plan.runs import outcome
 from policies.request import Slo
 from tests.cluster.checkpoints import write_models
 from tests.smollm2 import needs_smollm2
@@ -213,6 +215,18 @@ def test_lookups_are_replayed_on_the_texts_of_a_trace(tmp_path: Path) -> None:
         file.write_text(bad)
         with pytest.raises(ValueError, match=r"--trace: .*trace.jsonl"):
             traced(file, lambda text: [0], Slo(), 2048, None)
+
+
+def test_lookups_that_agree_are_not_counted_twice(models: Path) -> None:
+    lookup, machines = of_lookup("ngram", []), described("1xH100", [])
+    asked = Planned(str(models / "Qwen3-8B"), machines, 8, None, None)
+    fleets = [Fleet({name: lookup for name in LOOKUPS[:count]}) for count in (1, 2)]
+    one, both = (
+        outcome(option, usual(8, Slo(), 4096), machines)
+        for option in candidates(asked, fleets)
+        if isinstance(option, Option)
+    )
+    assert 1 < both.tokens_per_round == one.tokens_per_round
 
 
 @needs_smollm2
