@@ -36,7 +36,6 @@ from deployments.ingress.reading import HEADER, IgnoredFields, Reader, shown
 from deployments.ingress.replicas import Readiness
 from deployments.ingress.requests.completions import ChatRequest, GenerationRequest, echoes
 from deployments.ingress.requests.stream_requests import StreamRequestBuilder
-from deployments.ingress.requests.tools import ToolUse
 from deployments.ingress.tokenizer import Tokens
 from deployments.ingress.watching import LiveView, as_vllm, families_of, live, prometheus_text
 from engine.errors import InvalidRequest
@@ -129,7 +128,7 @@ class Api:
         """Sends the request's choices to replicas, which accept all of them; else raises ApiError.
         The caller must close the answer. `request_id`: the client's name for the request."""
         self._check_model(request.model)
-        self.parsers.check(_tool_use(request))
+        self.parsers.check(request.tool_use)
         limits = self._limits or await self.ready()
         most = self._shares.largest_request
         choices = self._builder.check_size(request, client, limits, most)
@@ -156,7 +155,7 @@ class Api:
     ) -> Answer:
         # A client may use the same id again.
         name = "-".join([*([public_id] if public_id else []), uuid.uuid4().hex])
-        use = _tool_use(request)
+        arrived_s = asyncio.get_running_loop().time()
         sent = await self._builder.choices(request, name, tenant, limits)
         prompts = [one["prompt_ids"] for one in sent[:: request.n]]
         echoed = await self._echoes(prompts, tenant) if echoes(request) else [None] * len(prompts)
@@ -173,10 +172,13 @@ class Api:
                 ),
                 stop,
                 self.tokens,
+                arrived_s,
                 echoed[index // request.n],
                 echo_only=request.token_limit == 0,
                 special=not request.skip_special_tokens,
-                parser=self.parsers.make(use, one["prompt_ids"]),
+                parser=self.parsers.make(
+                    request.tool_use, one["prompt_ids"], has_form=one["params"].grammar is not None
+                ),
             )
             for index, one in enumerate(sent)
         ]
@@ -292,7 +294,3 @@ class Api:
             "created": int(time.time()),
             "model": model,
         }
-
-
-def _tool_use(request: GenerationRequest) -> ToolUse:
-    return request.tool_use if isinstance(request, ChatRequest) else ToolUse()
