@@ -78,6 +78,11 @@ def _text(error: Any) -> str:
     return _SUBJECT.sub("must ", str(error["msg"]).removeprefix("Value error, "))
 
 
+def _sendable(text: str) -> str:
+    """The text, which may quote the client's input, without characters that UTF-8 lacks."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -85,6 +90,10 @@ _TYPES = {
     429: "rate_limit_error",
     500: "internal_error",
     503: "service_unavailable_error",
+}
+_WAYS_OUT = {
+    404: "there is no such path; GET /docs shows those that there are",
+    405: "the path takes another method, which the header `Allow` names",
 }
 _RETRY_AFTER_S = {429: 1, 503: 1}
 
@@ -137,7 +146,8 @@ class ApiError(Exception):
             case ValidationError():
                 return cls._of_validation(error.errors(include_url=False, include_input=False))
             case HTTPException():
-                return cls(error.status_code, str(error.detail))
+                detail = _WAYS_OUT.get(error.status_code, str(error.detail))
+                return cls(error.status_code, detail)
         raise error
 
     @classmethod
@@ -158,11 +168,9 @@ class ApiError(Exception):
         HTTP status."""
         return {
             "error": {
-                # The message may quote the client's input, which may contain characters that UTF-8
-                # cannot encode.
-                "message": self.message.encode("utf-8", "backslashreplace").decode(),
+                "message": _sendable(self.message),
                 "type": _TYPES.get(self.status, "invalid_request_error"),
-                "param": self.param,
+                "param": None if self.param is None else _sendable(self.param[:_MAX_PATH]),
                 "code": self.code,
                 "status": self.status,
             }

@@ -178,3 +178,6 @@ def test_strict_requests_refuse_them() -> None:
     error = answer.json()["error"]
     assert error["param"] == "frobnicate"
     assert error["message"].startswith("frobnicate: has no effect here; leave it out")
+    fields = {"model": "target", "prompt": "x", "\ud800": 1}
+    no_text = ask("/v1/completions", fields, strict="1")
+    assert (no_text.status_code, no_text.json()["error"]["param"]) == (400, "\\ud800")
