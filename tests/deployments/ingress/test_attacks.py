@@ -107,6 +107,11 @@ def test_deep_arguments_of_calls_stay_a_text(levels: int) -> None:
     assert CalledFunction(name="f", arguments=text).for_template["arguments"] == text
 
 
+def test_arguments_of_calls_that_are_no_unicode_text_stay_as_the_model_wrote_them() -> None:
+    text = '{"text": "\\ud83d"}'
+    assert CalledFunction(name="f", arguments=text).for_template["arguments"] == text
+
+
 @pytest.mark.parametrize(
     ("kind", "body", "field", "value"),
     [
