@@ -14,6 +14,7 @@ from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
+from deployments.ingress.answers import json_text
 from deployments.ingress.answers.choices import Answer
 from deployments.ingress.answers.json_text import Body
 from deployments.proxy import MESSAGES_PER_REPORT, REPORTS_WRITTEN, WRITTEN
@@ -108,5 +109,5 @@ async def data_events(chunks: AsyncGenerator[Body, None]) -> AsyncGenerator[str,
 async def named_events(events: AsyncGenerator[Body, None]) -> AsyncGenerator[str, None]:
     """Events of a response, which have their types as names, as server-sent events."""
     async for event in events:
-        yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+        yield f"event: {event['type']}\ndata: {await json_text.in_ascii(event)}\n\n"
         await asyncio.sleep(0)  # an event may repeat a large request, and comes after another one

@@ -261,6 +261,12 @@ async def test_a_full_response_with_too_many_logprobs_is_refused_before_the_work
     assert (await app.ask(**{**fields, "n": 1})).status_code == 200
     asked = {**PROMPT, **fields, "stream": True}
     assert (await app.client.post("/v1/completions", json=asked)).status_code == 200
+    repeating = {
+        **{"model": "target", "input": "Hello", "top_logprobs": 20, "max_output_tokens": 101},
+        "stream": True,
+    }
+    refused = await app.client.post("/v1/responses", json=repeating)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "top_logprobs")
 
 
 @within(http_app, seconds=0.005)
