@@ -55,7 +55,7 @@ def first_problem(errors: Sequence[Any], skip: int = 0) -> tuple[str | None, str
     if field is None:
         return None, f"body: {problem}"
     where = ".".join(str(part) for i, part in enumerate(path) if i == 0 or _is_place(part))
-    return field, f"{where[:_MAX_PATH]}: {problem}"
+    return field[:_MAX_PATH], f"{where[:_MAX_PATH]}: {problem}"
 
 
 def _places(path: Sequence[object]) -> tuple[object, ...]:
@@ -76,11 +76,6 @@ def _text(error: Any) -> str:
     if text is not None:
         return text.format(**error.get("ctx", {}))
     return _SUBJECT.sub("must ", str(error["msg"]).removeprefix("Value error, "))
-
-
-def _sendable(text: str) -> str:
-    """The text, which may quote the client's input, without characters that UTF-8 lacks."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 _TYPES = {
@@ -168,9 +163,11 @@ class ApiError(Exception):
         HTTP status."""
         return {
             "error": {
-                "message": _sendable(self.message),
+                # The message may quote the client's input, which may contain characters that UTF-8
+                # cannot encode.
+                "message": self.message.encode("utf-8", "backslashreplace").decode(),
                 "type": _TYPES.get(self.status, "invalid_request_error"),
-                "param": None if self.param is None else _sendable(self.param[:_MAX_PATH]),
+                "param": self.param,
                 "code": self.code,
                 "status": self.status,
             }
