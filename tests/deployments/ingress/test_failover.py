@@ -319,7 +319,7 @@ async def test_a_request_is_refused_for_lack_of_capacity_only_by_all_replicas(
             request["replicas"] = ["a", "b", "c"]
             request["routed_to"] = min({*request["replicas"]} - {*request["avoid"]})
             accepts = request["routed_to"] in accepting
-            self._scripts = [[ACCEPTED if accepts else {**FULL, "status": status}]]  # type: ignore[list-item, typeddict-item]
+            self._scripts = [[ACCEPTED if accepts else {**FULL, "status": status}]]  # type: ignore[list-item]
             async for message in super()._stream(request):
                 yield message
 
