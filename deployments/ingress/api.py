@@ -201,8 +201,9 @@ class Api:
             collected[choice.index].append(piece)
         bodies: list[Body] = []
         for choice in answer.choices:
-            bodies.append(form.full(choice, joined(collected.pop(choice.index))))
-            await asyncio.sleep(0)  # many log-probabilities take long, and streams go on meanwhile
+            piece = joined(collected.pop(choice.index))
+            bodies.append(await form.aside(form.full, choice, piece))
+            await asyncio.sleep(0)  # many choices take long, and streams go on meanwhile
         head = self._head(form.full_object, form.prefix, answer, request.model)
         return {**head, "choices": bodies, "usage": answer.usage}
 
@@ -218,7 +219,8 @@ class Api:
         started: set[int] = set()
         try:
             async for choice, piece in answer.pieces():
-                for chunk in form.chunks(choice, piece, first=choice.index not in started):
+                first = choice.index not in started
+                for chunk in await form.aside(form.chunks, choice, piece, first):
                     started.add(choice.index)
                     yield {**head, "choices": [chunk]}
         except ApiError as error:

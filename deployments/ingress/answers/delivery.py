@@ -7,7 +7,6 @@ replica pauses the request of a client that does not read.
 """
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 
 from fastapi.responses import StreamingResponse
@@ -102,7 +101,7 @@ class EventStream(StreamingResponse):
 async def data_events(chunks: AsyncGenerator[Body, None]) -> AsyncGenerator[str, None]:
     """Chunks of completions and chats as server-sent events."""
     async for chunk in chunks:
-        yield f"data: {json.dumps(chunk)}\n\n"
+        yield f"data: {await json_text.in_ascii(chunk)}\n\n"
     yield "data: [DONE]\n\n"
 
 
