@@ -28,7 +28,6 @@ WITH_TESTS := $(VENV)/.installed-test-$(BUILD)
 SERVED := $(if $(filter vllm,$(TARGET)),$(WITH_VLLM),$(INSTALLED))
 # Idle OpenMP threads that spin cost up to 10x when several torch processes share the cores.
 RUN := OMP_WAIT_POLICY=PASSIVE $(BIN)
-SERVE_ENV := $(shell grep -v '^\#' cluster/serve.env)
 
 TORCH := $(shell grep '^torch==' constraints/$(BUILD).txt)
 NO_TORCH := No build of $(TORCH) found: set PIP_EXTRA_INDEX_URL to the index that \
@@ -82,7 +81,7 @@ serve: $(SERVED) $(if $(MODEL),$(COMPILED),model)
 	@$(if $(MODEL),$(BIN)/python -m cluster.fetch '$(MODEL)' && \
 	  $(RUN)/python -m cluster.plan '$(MODEL)' --output $(PLAN))
 	@echo 'Starting Ray and Serve with $(TOPOLOGY): 20 to 40 s until Spindle is ready.'
-	@env PYTHONPATH=$(CURDIR) $(SERVE_ENV) $(BIN)/serve run $(TOPOLOGY)
+	@$(BIN)/serve run $(TOPOLOGY)
 
 # Two processes, one of which runs what needs clusters (tests/conftest.py).
 SHARED := -n 2 --dist loadscope --no-loadscope-reorder

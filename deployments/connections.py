@@ -35,6 +35,8 @@ _MOST_WAITING = 2048
 """Connections that the system may hold ready; libuv accepts all of them at once."""
 _OTHER_FILES = 64
 """That the process opens later."""
+_LOOKS = 8
+"""How often, within the time limit, it is seen whether a client takes something of its answer."""
 _EXCESS_S = 1.0
 """The longest that a connection beyond the bound stays open: a client reads why it is closed only
 after it has sent something."""
@@ -122,8 +124,12 @@ class BoundedConnection(HttpToolsProtocol):
         self._bounds = self.bounds
         self._reading = _Timer(self.loop, self._bounds.timeout_s, self._too_slow)
         """Runs while a request is arriving."""
-        self._writing = _Timer(self.loop, self._bounds.timeout_s, self._unread)
-        """Runs while the client takes nothing of its answer."""
+        self._writing = _Timer(self.loop, self._bounds.timeout_s / _LOOKS, self._look)
+        """Runs while an answer waits for the client to take more of it."""
+        self._waiting_bytes = 0
+        """Those of the answer, at the last look."""
+        self._idle_looks = 0
+        """Looks since the client has taken something."""
         self._heads = 0
         """Complete heads so far."""
         self._head_bytes = 0
@@ -215,6 +221,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_message_complete()
 
     def pause_writing(self) -> None:
+        self._waiting_bytes, self._idle_looks = self.transport.get_write_buffer_size(), 0
         self._writing.start()
         super().pause_writing()
 
@@ -229,8 +236,14 @@ class BoundedConnection(HttpToolsProtocol):
         within = f"the request was not complete within {self._bounds.timeout_s:g} s"
         self._refuse(b"408 Request Timeout", within)
 
-    def _unread(self) -> None:
-        self.transport.abort()
+    def _look(self) -> None:
+        waiting = self.transport.get_write_buffer_size()
+        self._idle_looks = 0 if waiting < self._waiting_bytes else self._idle_looks + 1
+        self._waiting_bytes = waiting
+        if self._idle_looks < _LOOKS:
+            self._writing.start()
+        else:
+            self.transport.abort()
 
     def _refuse(self, status: bytes, reason: str) -> None:
         """Closes the connection, with a response where the client waits for one."""

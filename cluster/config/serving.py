@@ -112,8 +112,8 @@ class LimitsConfig(Section):
     one client may hold at once: a tenant, or without keys an address. Beyond it the client is
     answered with 429."""
     full_logprobs: AtLeastOne = 1_000_000
-    """The most log-probabilities that a response may have, in a stream those of its prompts
-    (`echo`); a request that could exceed it is refused."""
+    """The most log-probabilities that a response may have, in a streamed completion those of its
+    prompts (`echo`); a request that could exceed it is refused."""
     max_body_bytes: Annotated[int, Field(ge=1024, le=ranges.COUNT.most)] = 4 * 1024 * 1024
     """The largest body of an HTTP request; larger ones are answered with 413."""
     stored_response_bytes: Count = 0

@@ -36,7 +36,6 @@ from deployments.ingress.reading import HEADER, IgnoredFields, Reader, shown
 from deployments.ingress.replicas import Readiness
 from deployments.ingress.requests.completions import ChatRequest, GenerationRequest, echoes
 from deployments.ingress.requests.stream_requests import StreamRequestBuilder
-from deployments.ingress.requests.tools import ToolUse
 from deployments.ingress.tokenizer import Tokens
 from deployments.ingress.watching import LiveView, as_vllm, families_of, live, prometheus_text
 from engine.errors import InvalidRequest
@@ -129,7 +128,7 @@ class Api:
         """Sends the request's choices to replicas, which accept all of them; else raises ApiError.
         The caller must close the answer. `request_id`: the client's name for the request."""
         self._check_model(request.model)
-        self.parsers.check(_tool_use(request))
+        self.parsers.check(request.tool_use)
         limits = self._limits or await self.ready()
         most = self._shares.largest_request
         choices = self._builder.check_size(request, client, limits, most)
@@ -156,7 +155,7 @@ class Api:
     ) -> Answer:
         # A client may use the same id again.
         name = "-".join([*([public_id] if public_id else []), uuid.uuid4().hex])
-        use = _tool_use(request)
+        arrived_s = asyncio.get_running_loop().time()
         sent = await self._builder.choices(request, name, tenant, limits)
         prompts = [one["prompt_ids"] for one in sent[:: request.n]]
         echoed = await self._echoes(prompts, tenant) if echoes(request) else [None] * len(prompts)
@@ -173,10 +172,13 @@ class Api:
                 ),
                 stop,
                 self.tokens,
+                arrived_s,
                 echoed[index // request.n],
                 echo_only=request.token_limit == 0,
                 special=not request.skip_special_tokens,
-                parser=self.parsers.make(use, one["prompt_ids"]),
+                parser=self.parsers.make(
+                    request.tool_use, one["prompt_ids"], has_form=one["params"].grammar is not None
+                ),
             )
             for index, one in enumerate(sent)
         ]
@@ -199,8 +201,9 @@ class Api:
             collected[choice.index].append(piece)
         bodies: list[Body] = []
         for choice in answer.choices:
-            bodies.append(form.full(choice, joined(collected.pop(choice.index))))
-            await asyncio.sleep(0)  # many log-probabilities take long, and streams go on meanwhile
+            piece = joined(collected.pop(choice.index))
+            bodies.append(await form.aside(form.full, choice, piece))
+            await asyncio.sleep(0)  # many choices take long, and streams go on meanwhile
         head = self._head(form.full_object, form.prefix, answer, request.model)
         return {**head, "choices": bodies, "usage": answer.usage}
 
@@ -216,7 +219,8 @@ class Api:
         started: set[int] = set()
         try:
             async for choice, piece in answer.pieces():
-                for chunk in form.chunks(choice, piece, first=choice.index not in started):
+                first = choice.index not in started
+                for chunk in await form.aside(form.chunks, choice, piece, first):
                     started.add(choice.index)
                     yield {**head, "choices": [chunk]}
         except ApiError as error:
@@ -292,7 +296,3 @@ class Api:
             "created": int(time.time()),
             "model": model,
         }
-
-
-def _tool_use(request: GenerationRequest) -> ToolUse:
-    return request.tool_use if isinstance(request, ChatRequest) else ToolUse()

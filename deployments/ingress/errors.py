@@ -55,7 +55,7 @@ def first_problem(errors: Sequence[Any], skip: int = 0) -> tuple[str | None, str
     if field is None:
         return None, f"body: {problem}"
     where = ".".join(str(part) for i, part in enumerate(path) if i == 0 or _is_place(part))
-    return field, f"{where[:_MAX_PATH]}: {problem}"
+    return field[:_MAX_PATH], f"{where[:_MAX_PATH]}: {problem}"
 
 
 def _places(path: Sequence[object]) -> tuple[object, ...]:
@@ -85,6 +85,10 @@ _TYPES = {
     429: "rate_limit_error",
     500: "internal_error",
     503: "service_unavailable_error",
+}
+_WAYS_OUT = {
+    404: "there is no such path; GET /docs shows those that there are",
+    405: "the path takes another method, which the header `Allow` names",
 }
 _RETRY_AFTER_S = {429: 1, 503: 1}
 
@@ -137,7 +141,8 @@ class ApiError(Exception):
             case ValidationError():
                 return cls._of_validation(error.errors(include_url=False, include_input=False))
             case HTTPException():
-                return cls(error.status_code, str(error.detail))
+                detail = _WAYS_OUT.get(error.status_code, str(error.detail))
+                return cls(error.status_code, detail)
         raise error
 
     @classmethod

@@ -8,7 +8,7 @@ unchanged.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
@@ -28,6 +28,10 @@ _RETRY_FULL_S = 0.5
 
 class _ReplicaLost(Exception):
     """The replica cannot continue the request, but another one may."""
+
+
+class _Refused(ApiError):
+    """By one replica; another one may have room."""
 
 
 class FailoverStream:
@@ -78,11 +82,21 @@ class FailoverStream:
         return self._sent.get("replicas")
 
     async def open(self) -> None:
-        """Returns when a replica has accepted the request; raises ApiError if it is refused."""
-        try:
-            await self._dispatch()
-        except _ReplicaLost as lost:
-            await self._resubmit(lost)
+        """Returns when a replica has accepted the request; raises ApiError if it is refused: for
+        lack of capacity by all replicas that answer."""
+        refused: list[str] = []
+        while True:
+            try:
+                return await self._dispatch(refused)
+            except _ReplicaLost as lost:
+                return await self._resubmit(lost)
+            except _Refused as refusal:
+                replica = self.replica
+                others = {*(self.replicas or ())} - {*refused, replica, *self._silent}
+                if refusal.status == 400 or not others or replica is None or replica in refused:
+                    raise
+                refused.append(replica)
+                self._leave_replica()
 
     async def commits(self) -> AsyncIterator[Committed]:
         """Yields every output token once and in order, across replica losses."""
@@ -116,13 +130,14 @@ class FailoverStream:
             self._response.cancel()
             self._response = None
 
-    async def _dispatch(self) -> None:
-        """Sends the request with the output so far to a replica, and waits until it is accepted."""
+    async def _dispatch(self, refused: Sequence[str] = ()) -> None:
+        """Sends the request with the output so far to a replica, and waits until it is accepted.
+        `refused`: the replicas that have refused it."""
         self._sent = {
             **self.request,
             "attempt": self.attempt,
             "output_ids": list(self.output_ids),
-            "avoid": list(self._silent),
+            "avoid": [*self._silent, *refused],
         }
         self._response = self._handle.stream.remote(self._sent)
         try:
@@ -131,7 +146,7 @@ class FailoverStream:
         except TimeoutError:
             raise ApiError(503, "no replica has taken the request in time") from None
         if message["kind"] == "refused":
-            raise ApiError(message["status"], message["message"], message["param"])
+            raise _Refused(message["status"], message["message"], message["param"])
         if message["kind"] != "accepted":
             raise _ReplicaLost(f"began with {message['kind']!r}")
         self._sent["routed_to"] = message["replica"]

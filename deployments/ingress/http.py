@@ -187,7 +187,8 @@ def respond_with_error(request: Request, error: Exception) -> JSONResponse:
         hint = "send it as JSON, with the header `content-type: application/json`"
         refusal = ApiError(400, f"body: {hint}")
     _log_refusal(request, refusal)
-    return JSONResponse(refusal.body(), refusal.status, refusal.headers)
+    headers = getattr(error, "headers", None) or refusal.headers
+    return JSONResponse(refusal.body(), refusal.status, headers)
 
 
 def _log_refusal(request: Request, refusal: ApiError) -> None:

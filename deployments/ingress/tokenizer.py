@@ -123,6 +123,11 @@ class Tokens:
             if len(text) > MAX_CHARACTERS:
                 problem = f"are longer than {MAX_CHARACTERS} characters; send less at once"
                 raise InvalidRequest("messages", problem)
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:  # of what the template shows as JSON
+                problem = f"or tools or variables are no Unicode text: {error.reason}"
+                raise InvalidRequest("messages", problem) from None
             return self._encode_group([text], add_special_tokens=False)[0]
 
         return await self.in_turn(encode, size, client)

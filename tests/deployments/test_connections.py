@@ -57,7 +57,9 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @asynccontextmanager
-async def server(monkeypatch: pytest.MonkeyPatch, trusted: str = "") -> AsyncIterator[int]:
+async def server(
+    monkeypatch: pytest.MonkeyPatch, trusted: str = "", send_buffer: int | None = None
+) -> AsyncIterator[int]:
     monkeypatch.setitem(uvicorn.config.HTTP_PROTOCOLS, "auto", "restored behind the test")
     monkeypatch.setenv(connections.TIMEOUT, str(TIMEOUT_S))
     share = OF_ONE_ADDRESS / CONNECTIONS
@@ -73,6 +75,8 @@ async def server(monkeypatch: pytest.MonkeyPatch, trusted: str = "") -> AsyncIte
     for layer in reversed(middlewares()):
         served = layer.cls(served, *layer.args, **layer.kwargs)
     with socket.socket() as bound:
+        if send_buffer is not None:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         bound.bind(("0.0.0.0", 0))
         running = uvicorn.Server(uvicorn.Config(served, lifespan="off", log_config=None))
         running.install_signal_handlers = lambda: None  # type: ignore[attr-defined]  # as Serve
@@ -218,6 +222,22 @@ async def test_a_client_that_takes_nothing_of_its_answer_is_left(
         writer.write(COMPLETE.replace(b"/", b"/endless", 1))
         await ENDED.wait()
         assert not reader.at_eof()
+
+
+async def test_a_client_that_takes_its_answer_slowly_is_not_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes longer than the limit for what the server holds back before it sends on."""
+    loop = asyncio.get_running_loop()
+    async with server(monkeypatch, send_buffer=4096) as port:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", port))
+            await loop.sock_sendall(client, COMPLETE)
+            for _ in range(40):
+                assert await loop.sock_recv(client, 2048)
+                await asyncio.sleep(TIMEOUT_S / 10)
 
 
 FEW_FILES = """

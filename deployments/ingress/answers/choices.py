@@ -64,14 +64,15 @@ class Choice:
         failover_stream: FailoverStream,
         stop: StopRule,
         tokens: Tokens,
+        arrived_s: float,
         echo: Echo | None = None,
         echo_only: bool = False,
         special: bool = False,
         parser: FormatParser | None = None,
     ) -> None:
-        """`echo`: the prompt, which the choice repeats first. `echo_only`: no output follows it.
-        `special`: the text has special tokens. `parser`: finds calls and reasoning in the text;
-        None: there are none."""
+        """`arrived_s`: when the request did, by the event loop. `echo`: the prompt, which the
+        choice repeats first. `echo_only`: no output follows it. `special`: the text has special
+        tokens. `parser`: finds calls and reasoning in the text; None: there are none."""
         self.index = index
         self.parser = parser
         self.failover_stream = failover_stream
@@ -85,7 +86,7 @@ class Choice:
         self._text = AnswerText(tokens, stop, start_offset, special)
         self._tokens = tokens
         self._clock = asyncio.get_running_loop().time
-        self._arrived = self._clock()
+        self._arrived = arrived_s
         self._first: float | None = None
         self._last = self._arrived
 

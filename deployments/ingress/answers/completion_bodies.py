@@ -1,8 +1,9 @@
 """The response bodies of OpenAI's two completion APIs, whole and as chunks of a stream."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from deployments.ingress.answers.choices import Choice, OutputToken, Piece
 from deployments.ingress.parsing.parser import (
@@ -17,6 +18,11 @@ from engine.protocol import Finish, TokenLogprobs
 
 _MIN_LOGPROB = -9999.0
 """Stands for a log-probability of -inf, as in OpenAI's API, because JSON has no infinity."""
+
+_MANY = 4096
+"""Log-probabilities that take some milliseconds to list."""
+
+T = TypeVar("T")
 
 
 def finite(logprob: float) -> float:
@@ -97,6 +103,13 @@ class _Format:
     alternatives: int | None
     """How many to list beside each token's log-probability; None: no log-probabilities."""
     with_token_ids: bool
+
+    async def aside(self, make: Callable[..., T], choice: Choice, piece: Piece, *more: object) -> T:
+        """What `make` makes of them: of many log-probabilities in a thread, as streams go on
+        meanwhile."""
+        listed = len(piece.tokens) * (1 + (self.alternatives or 0))
+        made = partial(make, choice, piece, *more)
+        return made() if listed < _MANY else await self.tokens.in_turn(made, listed, "")
 
 
 class CompletionFormat(_Format):

@@ -7,13 +7,13 @@ replica pauses the request of a client that does not read.
 """
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 
 from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
+from deployments.ingress.answers import json_text
 from deployments.ingress.answers.choices import Answer
 from deployments.ingress.answers.json_text import Body
 from deployments.proxy import MESSAGES_PER_REPORT, REPORTS_WRITTEN, WRITTEN
@@ -101,12 +101,12 @@ class EventStream(StreamingResponse):
 async def data_events(chunks: AsyncGenerator[Body, None]) -> AsyncGenerator[str, None]:
     """Chunks of completions and chats as server-sent events."""
     async for chunk in chunks:
-        yield f"data: {json.dumps(chunk)}\n\n"
+        yield f"data: {await json_text.in_ascii(chunk)}\n\n"
     yield "data: [DONE]\n\n"
 
 
 async def named_events(events: AsyncGenerator[Body, None]) -> AsyncGenerator[str, None]:
     """Events of a response, which have their types as names, as server-sent events."""
     async for event in events:
-        yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+        yield f"event: {event['type']}\ndata: {await json_text.in_ascii(event)}\n\n"
         await asyncio.sleep(0)  # an event may repeat a large request, and comes after another one

@@ -36,15 +36,19 @@ class OutputParsers:
                 "function work without it",
             )
 
-    def make(self, use: ToolUse, prompt_ids: Sequence[int]) -> FormatParser | None:
-        """None: the output is content only."""
+    def make(
+        self, use: ToolUse, prompt_ids: Sequence[int], has_form: bool = False
+    ) -> FormatParser | None:
+        """None: the output is content only. `has_form`: a grammar forms the output from its first
+        token on, so there is no reasoning."""
         if use.named is not None:
             return FormatParser([partial(named_call, name=use.named)], named=True)
+        names = frozenset(tool.function.name for tool in use.tools)
         if use.is_enforced:
-            return FormatParser([call_list], use.parallel)
-        if not use.may_call and self._reasoning_parser is None:
+            return FormatParser([partial(call_list, names=names)], use.parallel)
+        if has_form or not (use.may_call or self._reasoning_parser):
             return None
-        calls = self._calls(use) if use.may_call else content
+        calls = self._calls(use, names) if use.may_call else content
         return FormatParser(
             [*self._reasoning(prompt_ids), calls], use.parallel, self._tags_are_special(use)
         )
@@ -54,8 +58,7 @@ class OutputParsers:
         tags += ["<think>"] if self._reasoning_parser is not None else []
         return any(self._tokens.spells_special(tag) for tag in tags)
 
-    def _calls(self, use: ToolUse) -> Format:
-        names = frozenset(tool.function.name for tool in use.tools)
+    def _calls(self, use: ToolUse, names: frozenset[str]) -> Format:
         if self._tool_parser == "hermes":
             return partial(hermes, names=names if use.is_limited else None)
         return partial(llama3_json, names=names)

@@ -168,15 +168,16 @@ def llama3_json(out: Deltas, names: Collection[str]) -> Reader[str]:
     return ""
 
 
-def call_list(out: Deltas) -> Reader[str]:
-    """[{"name": ..., "parameters": {...}}, ...]: what the schema of required calls enforces."""
+def call_list(out: Deltas, names: Collection[str]) -> Reader[str]:
+    """[{"name": ..., "parameters": {...}}, ...]: what the schema of required calls enforces. A list
+    whose first object names no tool is an answer."""
     out.record()
     try:
         character = yield from space((yield))
         expected = "["
         while character != "]" or not out.calls:
             character = yield from space((yield from literal(character, expected)))
-            character = yield from _call(character, out)
+            character = yield from _call(character, out, names)
             out.record(character)
             character = yield from space(character)
             expected = ","

@@ -1,5 +1,6 @@
 """The messages of a conversation, and what a chat template is given for them."""
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -42,6 +43,7 @@ class CalledFunction(Fields):
         """Templates expect an object, as vLLM passes it on; a text that is none stays a text."""
         try:
             arguments = shallow(parsed((self.arguments or "{}").encode()))
+            json.dumps(arguments, ensure_ascii=False).encode()  # no half of a surrogate pair
         except (ValueError, RecursionError):
             arguments = self.arguments
         return {"name": self.name, "arguments": arguments}

@@ -67,6 +67,10 @@ class CompletionRequest(_FormedRequest):
         return self
 
     @property
+    def tool_use(self) -> ToolUse:
+        return ToolUse()
+
+    @property
     def prompts(self) -> Sequence[str | list[int]]:
         """The prompts; each gets `n` answers."""
         if isinstance(self.prompt, str):
@@ -196,8 +200,8 @@ class ChatRequest(_FormedRequest):
 
 
 GenerationRequest = CompletionRequest | ChatRequest
-"""Both classes have `token_limit` (the most output tokens), `token_limit_field` (its field's name)
-and `alternatives` (how many to list beside each token's log-probability; None: no
+"""Both classes have `tool_use`, `token_limit` (the most output tokens), `token_limit_field` (its
+field's name) and `alternatives` (how many to list beside each token's log-probability; None: no
 log-probabilities)."""
 
 

@@ -48,6 +48,7 @@ def _short(metadata: dict[str, Any]) -> dict[str, Any]:
 
 Text = Annotated[str, AfterValidator(_encodable)]
 JsonObject = Annotated[dict[str, Any], AfterValidator(shallow)]
+JsonList = Annotated[list[Any], AfterValidator(shallow)]
 Metadata = Annotated[JsonObject, AfterValidator(_short)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]

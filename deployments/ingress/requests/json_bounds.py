@@ -21,11 +21,11 @@ class TooManyValues(ValueError):
 
 
 def parsed(text: bytes) -> Any:
-    """Raises TooManyValues, or what `json.loads` raises."""
+    """Raises TooManyValues, or what `json.loads` raises. Only UTF-8, whose signs are counted."""
     if len(text) > MAX_DIGITS and _problem(text) and (problem := _problem(_without_texts(text))):
         raise TooManyValues(problem)
     # A function of Python's lets other threads run; floats take longer to read than anything else.
-    return json.loads(text, parse_float=_as_float)
+    return json.loads(text.decode("utf-8-sig"), parse_float=_as_float)
 
 
 def _as_float(text: str) -> float:

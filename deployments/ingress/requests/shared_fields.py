@@ -123,6 +123,11 @@ class SharedFields(Fields):
         return self.cache_salt is None and self.store is not False
 
     @property
+    def keeps_output(self) -> bool:
+        """Whether the response has the whole output at its end."""
+        return not self.stream
+
+    @property
     def given_seed(self) -> int | None:
         return None if self.seed == -1 else self.seed
 

@@ -137,10 +137,10 @@ class StreamRequestBuilder:
     def _check_logprobs(
         self, request: GenerationRequest, prompts: int, prompt_len: int, params: SamplingParams
     ) -> None:
-        """A full response is kept in memory until its end, as is what a stream says of its prompt;
-        log-probabilities take most of both."""
+        """An output that is kept is in memory until its end, as is what a stream says of its
+        prompt; log-probabilities take most of both."""
         listings = (
-            (params.max_tokens, None if request.stream else params.logprobs),
+            (params.max_tokens, params.logprobs if request.keeps_output else None),
             (prompt_len, params.prompt_logprobs),
         )
         one = sum(tokens * (1 + beside) for tokens, beside in listings if beside is not None)
@@ -150,7 +150,7 @@ class StreamRequestBuilder:
                 "logprobs",
                 f"the response could have {listed} of them, at most {most} are returned at once; "
                 "lower n, the number or length of prompts, max_tokens or the alternatives"
-                + ("" if request.stream else ", or set stream"),
+                + (", or stream a completion or a chat" if request.keeps_output else ""),
             )
 
     def _slo(self, request: GenerationRequest) -> Slo:

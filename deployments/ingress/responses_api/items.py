@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from deployments.ingress.requests.fields import MAX_MESSAGES, Fields, Text
+from deployments.ingress.requests.fields import MAX_MESSAGES, Fields, JsonList, Text
 
 _LIST = Field(fail_fast=True, max_length=MAX_MESSAGES)
 
@@ -16,9 +16,9 @@ class TextItem(Fields):
     """Whose text it is makes no difference."""
     text: Text
     """The text."""
-    annotations: list[Any] = []
+    annotations: JsonList = []
     """Copied from an output; without effect."""
-    logprobs: list[Any] = []
+    logprobs: JsonList = []
     """Copied from an output; without effect."""
 
 

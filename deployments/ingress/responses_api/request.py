@@ -99,6 +99,14 @@ class ReasoningOptions(Fields):
     """A variable of the chat template."""
 
 
+class _Chat(ChatRequest):
+    """As which a response is served: the last events of its stream repeat the output."""
+
+    @property
+    def keeps_output(self) -> bool:
+        return True
+
+
 class ResponsesRequest(SharedFields):
     """POST /v1/responses."""
 
@@ -192,7 +200,7 @@ class ResponsesRequest(SharedFields):
             for name in SharedFields.model_fields
             if name in self.model_fields_set
         }
-        return ChatRequest.model_validate(
+        return _Chat.model_validate(
             {
                 **given,
                 "messages": list(messages_of(self.instructions, self.input)),
@@ -240,6 +248,7 @@ _RENAMED = {
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text",
+    "logprobs": "top_logprobs",
 }
 """A chat's fields by their names in this API."""
 

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import NamedTuple
 
 from deployments.ingress.answers.choices import Answer, Choice
@@ -80,7 +81,7 @@ class ResponsesApi:
             for event in events.add(piece.deltas, list_logprobs(self._api.tokens, piece.tokens)):
                 yield event
             if piece.finish is not None:
-                ended = self._end(events, choice, answer, piece.finish)
+                ended = await self._end(events, choice, opened, piece.finish)
                 response = events.response
                 if response["store"]:
                     self._stored.keep(
@@ -102,10 +103,10 @@ class ResponsesApi:
             }
         )
 
-    def _end(
-        self, events: ResponseEvents, choice: Choice, answer: Answer, finish: Finish | None
+    async def _end(
+        self, events: ResponseEvents, choice: Choice, opened: Opened, finish: Finish
     ) -> list[Event]:
-        usage = answer.usage
+        usage = opened.answer.usage
         reasoning = "".join(
             part["text"]
             for item in events.response["output"]
@@ -119,11 +120,15 @@ class ResponsesApi:
                 "cache_write_tokens": 0,
             },
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": self._count(reasoning)},
+            "output_tokens_details": {"reasoning_tokens": await self._count(reasoning, opened)},
             "total_tokens": usage["total_tokens"],
         }
         end = events.stop_short if finish == "length" else events.complete
         return end(counted, spindle=choice.statistics)
 
-    def _count(self, text: str) -> int:
-        return len(self._api.tokens.encode_blocking(text, add_special_tokens=False))
+    async def _count(self, text: str, opened: Opened) -> int:
+        """A text's tokens, in a thread: for a long one other streams would wait too long."""
+        tokens = self._api.tokens
+        encode = partial(tokens.encode_blocking, text, add_special_tokens=False)
+        tenant = opened.scope.tenant
+        return len(await tokens.in_turn(encode, len(text), tenant)) if text else 0

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter
 
 from deployments.ingress.errors import ApiError, quoted
+from deployments.ingress.requests.json_bounds import json_length
 from deployments.ingress.responses_api.items import Item
 from deployments.ingress.responses_api.request import ResponsesRequest
 from engine.scopes import Holdings, Scope
@@ -59,7 +60,7 @@ class StoredResponses:
         size, known = (before.size, len(before.items)) if before else (0, 0)
         if before and items[:known] != before.items:  # its id has been used again meanwhile
             size, known = 0, 0
-        size += sum(_BYTES_PER_ITEM + len(one.model_dump_json()) for one in items[known:])
+        size += sum(self._size(one) for one in items[known:])
         self._drop(scope.tenant, (scope, name))
         if size > self._max_bytes:
             return
@@ -69,6 +70,9 @@ class StoredResponses:
         self._stored.setdefault(scope.tenant, OrderedDict())[scope, name] = _Stored(items, size)
         self._holdings.add(scope.tenant, size)
         self._left -= size
+
+    def _size(self, item: Item) -> int:
+        return _BYTES_PER_ITEM + json_length(item.model_dump(), self._max_bytes)
 
     def _find(self, scope: Scope, name: str) -> _Stored | None:
         own = self._stored.get(scope.tenant, OrderedDict())

@@ -20,6 +20,7 @@ from tests.deployments.local import within
 pytestmark = pytest.mark.usefixtures("loop")
 JSON = {"Content-Type": "application/json"}
 RESPONSE: dict[str, Any] = {"model": "target", "input": "Hello"}
+INPUT_TEXT = {"type": "input_text", "text": "Hello"}
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
 FUNCTION: dict[str, Any] = {"type": "function", "name": "f"}
 COMPLETIONS, CHATS, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
@@ -68,6 +69,11 @@ PLACES: list[tuple[str, dict[str, Any], str]] = [
     (RESPONSES, RESPONSE, "metadata"),
     (RESPONSES, {**RESPONSE, "text": {"format": {"type": "text"}}}, "text.format.unknown"),
     (RESPONSES, {**RESPONSE, "tools": [FUNCTION]}, "tools.0.parameters"),
+    (
+        RESPONSES,
+        {**RESPONSE, "input": [{"role": "user", "content": [{**INPUT_TEXT, "annotations": [{}]}]}]},
+        "input.0.content.0.annotations.0.x",
+    ),
     (CHATS, CHAT, "unknown"),
     (CHATS, CHAT, "chat_template_kwargs"),
     (CHATS, CHAT, "messages.0.unknown"),
@@ -99,6 +105,11 @@ async def test_deep_json_is_refused_by_name_wherever_a_client_may_write_any(app:
         assert "nested" in message or "cannot be read" in message
         if levels < 480:
             assert message.startswith(place.partition(".")[0])
+
+
+def test_arguments_of_calls_that_are_no_unicode_text_stay_as_the_model_wrote_them() -> None:
+    text = '{"text": "\\ud83d"}'
+    assert CalledFunction(name="f", arguments=text).for_template["arguments"] == text
 
 
 @pytest.mark.parametrize("levels", [MAX_NESTING + 1, 400, 900, 960, 980, 100_000])
@@ -171,6 +182,8 @@ async def test_a_body_that_is_not_called_json_is_told_how_to_be(app: App, kind: 
 
 UNPARSED = [
     (b"\xff", "cannot be read as JSON; send"),
+    # Half of ∀ is a quote there, behind which nothing was counted.
+    (('{"∀":[' + "[]," * 2**17 + "0]}").encode("utf-16"), "cannot be read as JSON; send"),
     (b"[" * 8000, "cannot be read as JSON; send"),
     (b'{"a": ' + b"9" * 5000 + b"}", "has a number of more than 1000 digits; shorten it"),
     (b'{"a":[' + b"0," * (2**18 + 1) + b"0]}", "has more than 262144 values; send less at once"),

@@ -305,3 +305,30 @@ async def test_statistics_add_up_over_attempts() -> None:
     # Cached are those of the first attempt.
     assert failover_stream.statistics == Statistics(5, 15, 10, {"near": 5}, 0.5, 0.5, 32)
     assert replicas.lost == ["a", "a"], "each time that the replica has the request"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("accepting", [["c"], []])
+async def test_a_request_is_refused_for_lack_of_capacity_only_by_all_replicas(
+    status: int, accepting: list[str]
+) -> None:
+    class Routed(ScriptedReplicas):
+        """Serve's router: it avoids what it is told to, and names the replica."""
+
+        async def _stream(self, request: StreamRequest) -> AsyncGenerator[Message, None]:
+            request["replicas"] = ["a", "b", "c"]
+            request["routed_to"] = min({*request["replicas"]} - {*request["avoid"]})
+            accepts = request["routed_to"] in accepting
+            self._scripts = [[ACCEPTED if accepts else {**FULL, "status": status}]]  # type: ignore[list-item]
+            async for message in super()._stream(request):
+                yield message
+
+    replicas = Routed()
+    stream = FailoverStream(REQUEST, replicas, (), make_config().limits, replicas.lost.append)
+    if accepting:
+        await stream.open()
+    else:
+        with pytest.raises(ApiError, match="full"):
+            await stream.open()
+    assert [one["avoid"] for one in replicas.requests] == [[], ["a"], ["a", "b"]]
+    assert not replicas.lost

@@ -158,6 +158,33 @@ async def test_errors_have_openais_shape(app: App) -> None:
 
 
 @within(http_app)
+async def test_a_wrong_path_or_method_is_told_the_way_out(app: App) -> None:
+    """As by a client whose base URL lacks `/v1`."""
+    missing = await app.client.post("/chat/completions", json=CHAT)
+    assert missing.status_code == 404
+    assert "GET /docs" in missing.json()["error"]["message"]
+    wrong = await app.client.get("/v1/chat/completions")
+    assert (wrong.status_code, wrong.headers["Allow"]) == (405, "POST")
+    assert "Allow" in wrong.json()["error"]["message"]
+
+
+@within(http_app)
+async def test_the_time_to_the_first_token_has_what_comes_before_the_replica(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long prompt may wait for a thread that tokenizes."""
+    original = StreamRequestBuilder.choices
+
+    async def slow(*arguments: Any) -> Any:
+        await asyncio.sleep(0.2)
+        return await original(*arguments)
+
+    monkeypatch.setattr(StreamRequestBuilder, "choices", slow)
+    choice = (await app.ask(max_tokens=2)).json()["choices"][0]
+    assert choice["spindle"]["ttft_s"] > 0.2
+
+
+@within(http_app)
 async def test_503_with_retry_after_while_starting(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +261,12 @@ async def test_a_full_response_with_too_many_logprobs_is_refused_before_the_work
     assert (await app.ask(**{**fields, "n": 1})).status_code == 200
     asked = {**PROMPT, **fields, "stream": True}
     assert (await app.client.post("/v1/completions", json=asked)).status_code == 200
+    repeating = {
+        **{"model": "target", "input": "Hello", "top_logprobs": 20, "max_output_tokens": 101},
+        "stream": True,
+    }
+    refused = await app.client.post("/v1/responses", json=repeating)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "top_logprobs")
 
 
 @within(http_app, seconds=0.005)

@@ -23,3 +23,12 @@ def test_an_id_that_is_used_twice_hides_no_bytes_from_the_bound() -> None:
         stored.keep(continued, SHARED, name, [])
     with pytest.raises(ApiError, match="was dropped"):
         stored.continued(asked("More?", "one"), SHARED)
+
+
+def test_what_is_no_unicode_text_in_an_item_is_stored_like_any_other() -> None:
+    """A field without effect made a response fail when it was whole."""
+    stored = StoredResponses(100_000)
+    item = {"role": "user", "content": "Hello", "color": "\ud800"}
+    request = ResponsesRequest.model_validate({"model": "target", "input": [item]})
+    stored.keep(request, SHARED, "one", [])
+    assert stored.continued(asked("More?", "one"), SHARED).input[0] == request.input[0]

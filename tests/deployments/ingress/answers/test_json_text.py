@@ -14,6 +14,9 @@ def test_any_text_of_a_client_can_be_returned_to_it(text: str) -> None:
     """Half surrogate pairs made responses that return `metadata` fail with 500."""
     body: dict[str, Any] = {"metadata": {"a": text, text: [text]}}
     assert json.loads(asyncio.run(json_text.encode(body)).decode()) == body
+    event = asyncio.run(json_text.in_ascii(body))
+    assert event.isascii()
+    assert json.loads(event) == body
 
 
 def test_numbers_that_json_does_not_have_are_null() -> None:

@@ -72,3 +72,10 @@ def test_auto_without_a_parser_is_refused_and_required_is_not() -> None:
 def test_reasoning_may_be_opened_by_the_prompt(name: str, prompt: str, text: str) -> None:
     parser = made(parsers(None, name), ToolUse(), prompt)
     assert summary(parse(parser, [text])) == ("Hm.", "Yes.", [])
+
+
+@pytest.mark.parametrize("name", ["qwen3", "deepseek_r1"])
+def test_an_output_of_a_form_has_no_reasoning(name: str) -> None:
+    """The form begins with the first token, also behind a prompt that opens the reasoning."""
+    prompt = tokens().encode_blocking("assistant\n<think>\n")
+    assert parsers("hermes", name).make(use("none"), prompt, has_form=True) is None

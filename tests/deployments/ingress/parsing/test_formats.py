@@ -22,7 +22,7 @@ NAMES = ("get_weather", "search", "now")
 FORMATS: dict[str, Format] = {
     "hermes": hermes,
     "llama3_json": partial(llama3_json, names=NAMES),
-    "call_list": call_list,
+    "call_list": partial(call_list, names=NAMES),
 }
 PARIS = ("get_weather", '{"city": "Paris", "days": 3}')
 CALLS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
@@ -96,6 +96,7 @@ NO_CALLS = [
     ("llama3_json", '{"answer": [1, {"name": "search"}]} and more; {"name": "now"}'),
     ("llama3_json", "  <b>Bold</b>"),
     ("llama3_json", '{"name": "get_weather"'),
+    ("call_list", '[{"name": "Bob", "age": 3}]'),
 ]
 
 

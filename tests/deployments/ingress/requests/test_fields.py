@@ -126,6 +126,14 @@ def test_a_message_names_field_limit_and_way_out(
     assert refusal(kind, {**KINDS[kind], **fields}).message.startswith(message)
 
 
+def test_of_a_long_name_an_error_has_the_beginning() -> None:
+    nested: list[Any] = []
+    for _ in range(200):
+        nested = [nested]
+    refused = refusal(CompletionRequest, {**COMPLETION, MARK * 5000: nested})
+    assert json.dumps(refused.body(), ensure_ascii=False).count(MARK) == 200
+
+
 def test_fields_without_effect_are_named_with_their_path() -> None:
     request = ChatRequest.model_validate(
         {

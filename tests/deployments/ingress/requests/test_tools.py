@@ -10,6 +10,7 @@ import pytest
 from deployments.ingress.requests.completions import ChatRequest
 from deployments.ingress.requests.tools import ToolUse, call_schema
 from deployments.ingress.tokenizer import Tokens
+from engine.errors import InvalidRequest
 from tests.deployments.ingress.scripted import TEMPLATE, with_tool_template
 
 WEATHER = {
@@ -127,3 +128,10 @@ def test_a_named_function_is_its_arguments() -> None:
     assert schema(tool_choice=choice) == WEATHER["function"]["parameters"]  # type: ignore[index]
     assert ToolUse.of([], None, True).choice == "none"
     assert chat(tools=[NOW]).tool_use.choice == "auto"
+
+
+def test_a_schema_that_is_no_unicode_text_is_refused(tmp_path: Path) -> None:
+    tool = {"type": "function", "function": {"name": "now", "parameters": {"enum": ["\ud800"]}}}
+    tokens = Tokens(with_tool_template(tmp_path))
+    with pytest.raises(InvalidRequest, match="no Unicode text"):
+        asyncio.run(rendered(tokens, chat(tools=[tool])))
