@@ -236,7 +236,7 @@ def test_lookups_are_replayed_on_the_texts_of_a_trace(tmp_path: Path) -> None:
     assert load.texts == [Text([0, 0, 0], [1, 2])]
     assert [len(load.share(replicas)[0]) for replicas in (1, 2)] == [2, 1]
     file.write_text('{"prompt_tokens": 2000, "output_tokens": 10}')
-    (long,) = traced(file, list, Slo(), 2048, 1).arrivals
+    (long,) = traced(file, lambda text: [0], Slo(), 2048, 1).arrivals
     assert (long.prompt_tokens, long.output_tokens) == (2000, 10), "it fits: nothing is cut"
     never = '{"arrival_s": NaN, "prompt_tokens": 1, "output_tokens": 1}'
     for bad in ('{"prompt": "a"}', "[]", "{", '{"prompt_tokens": 0, "output_tokens": 1}', never):
