@@ -72,7 +72,7 @@ class BatchSlots:
         all_fit = sum(map(_kv_need, between)) <= room
         if not paused and (slots == 0 or (all_fit and not any_waiting)):
             return
-        kept = self._that_fit(self._in_order(schedule, now), paused, within, slots)
+        kept = self._that_fit(self._in_order(schedule, paused, now), within, slots)
         names = {request.name for request in kept}
         for request in between:
             if request.name not in names:
@@ -108,10 +108,14 @@ class BatchSlots:
         if timer is not None:
             timer.cancel()
 
-    def _in_order(self, schedule: Schedule, now: float) -> list[RequestState]:
-        """The system's own requests, then users' in the order of the schedule policy."""
-        internal = [request for request in self._requests.values() if request.internal]
-        users = [request for request in self._requests.values() if not request.internal]
+    def _in_order(
+        self, schedule: Schedule, paused: Collection[str], now: float
+    ) -> list[RequestState]:
+        """The system's own requests, then users' in the order of the schedule policy, which is not
+        shown those that are paused: they would take the places of others."""
+        present = [request for name, request in self._requests.items() if name not in paused]
+        internal = [request for request in present if request.internal]
+        users = [request for request in present if not request.internal]
         if not users:
             return internal
         names = schedule.pick(
@@ -125,7 +129,6 @@ class BatchSlots:
     def _that_fit(
         self,
         order: Sequence[RequestState],
-        paused: Collection[str],
         within: Sequence[RequestState],
         slots: int,
     ) -> list[RequestState]:
@@ -141,7 +144,7 @@ class BatchSlots:
         blocked: set[str] = set()
         for request in order:
             tenant, need = request.view.tenant, _kv_need(request)
-            if request.in_flight or request.name in paused or tenant in blocked:
+            if request.in_flight or tenant in blocked:
                 continue
             if len(kept) == slots:
                 break

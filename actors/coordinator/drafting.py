@@ -39,10 +39,12 @@ class Drafting:
                 active=len(running), first_tokens=first_tokens(running)
             )
             assigned = self._lanes.assign(running, policies.selection, context, now)
-            batches = self._batches(draftable, assigned)
-            for together in verified_together(batches):
-                others = waiting_for(together, running)
-                self._start_together(together, others, policies, context, now)
+            # Again while a lane is idle, as one whose micro-batch drafts nothing is.
+            while batches := self._batches(draftable, assigned):
+                for together in verified_together(batches):
+                    others = waiting_for(together, running)
+                    self._start_together(together, others, policies, context, now)
+                draftable = [request for request in draftable if request.stage is READY]
 
     def _batches(
         self, draftable: Sequence[RequestState], assigned: Mapping[str, str | None]

@@ -79,7 +79,7 @@ def next_forward(
     left = most_tokens - len(decoding)
     chunks = _chunks(
         [request for request in batch if not request.prefilled],
-        max(left - drafted, left // _PREFILL_SHARE),
+        max(left - drafted, -(-left // _PREFILL_SHARE)),
     )
     prefill_tokens = sum(chunk for _, chunk in chunks)
     whole = [request for request, chunk in chunks if chunk == request.pending]

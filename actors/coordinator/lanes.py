@@ -180,6 +180,7 @@ class Lanes:
         state.down = True
         self._shared.observe(LaneDown(asyncio.get_running_loop().time(), state.name, str(error)))
         self._shared.tasks.spawn(self._recover, state)
+        self._shared.changed()  # requests may wait for it while it reads
 
     async def _recover(self, state: LaneState) -> None:
         """The new host is empty: it answers Missing and is sent all committed tokens. One that
@@ -212,7 +213,7 @@ class Lanes:
 
     async def forget(self, requests: Sequence[str]) -> None:
         await asyncio.gather(
-            *(self._forget_at(state.lane.host, requests) for state in self._states.values())
+            *(self._forget_at(state.lane.host, requests) for state in self if not state.down)
         )
 
     async def _forget_at(self, host: DrafterHost, requests: Sequence[str]) -> None:

@@ -87,11 +87,13 @@ def waiting_for(batches: Batches, running: Sequence[RequestState]) -> list[Reque
     ]
 
 
-def ready_together(running: Sequence[RequestState]) -> list[RequestState]:
-    """One whole micro-batch of all lanes; empty while none is ready."""
+def ready_together(running: Sequence[RequestState], last: int) -> list[RequestState]:
+    """One whole micro-batch of all lanes, empty while none is ready. The next one after `last`, or
+    one that drafts nothing, and so is ready at once, would keep the verifier to itself."""
     ready = [request for request in running if request.stage is DRAFTED]
     if not ready:
         return ready
     incomplete = {request.cohort for request in running if request.stage in (READY, DRAFTING)}
-    first = next((request.cohort for request in ready if request.cohort not in incomplete), None)
-    return [request for request in ready if request.cohort == first]
+    whole = {request.cohort for request in ready} - incomplete
+    following = min(whole, key=lambda cohort: (cohort <= last, cohort), default=None)
+    return [request for request in ready if request.cohort == following]

@@ -42,6 +42,8 @@ class Verifying:
         self._drafters = drafters
         self._busy = False
         self._idle_since_s = 0.0
+        self._cohort = -1
+        """The micro-batch of the last forward."""
         self._suspects = VerifierSuspects()
 
     def start(self, running: Sequence[RequestState], policies: Policies, now: float) -> bool:
@@ -52,9 +54,10 @@ class Verifying:
         if any([request.suspect for request in running]):
             batch = self._suspects.next_batch(running)
         else:
-            batch = ready_together(running)
+            batch = ready_together(running, self._cohort)
         if not batch:
             return False
+        self._cohort = batch[0].cohort
         clock = asyncio.get_running_loop().time
         began = clock()
         most, speculation = self._shared.limits.forward_tokens, policies.speculation

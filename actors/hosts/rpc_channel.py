@@ -91,9 +91,10 @@ class RpcChannel(asyncio.Protocol):
         WorkerFailed for any other exception of the worker."""
         if self._closed_by is not None:
             raise self._closed_by
+        call = _framed((method, arguments))  # first: one that is not sent gets no answer
         answer = asyncio.get_running_loop().create_future()
         self._waiting.append(answer)
-        self._transport.write(_framed((method, arguments)))
+        self._transport.write(call)
         content = pickle.loads(await answer)
         if isinstance(content, Raised):
             if isinstance(content.error, RankLost):

@@ -71,7 +71,8 @@ def planned(options: argparse.Namespace) -> tuple[list[Outcome], list[Refused]]:
         given.append(Given("quantized", None, None))
     fleets = [Fleet(), Fleet(lookups), *(Fleet(lookups, one) for one in given)]
     clients = load.clients or CLIENTS * max(1, sum(machines.gpus.values()))
-    asked = Planned(model, machines, clients, options.slo, options.quantize)
+    longest = max(one.prompt_tokens + one.max_tokens for one in load.arrivals)
+    asked = Planned(model, machines, clients, options.slo, options.quantize, longest)
     found = list(candidates(asked, fleets))
     outcomes = [outcome(one, load, machines) for one in found if isinstance(one, Option)]
     return ranked(outcomes), [one for one in found if isinstance(one, Refused)]

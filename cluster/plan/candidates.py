@@ -72,6 +72,8 @@ class Planned:
     slo_ms: float | None
     rounded: str | None
     """int8 or int4: what the target may be rounded to besides."""
+    longest: int
+    """The tokens of the longest request."""
 
     @property
     def shape(self) -> Architecture:
@@ -128,12 +130,13 @@ def _on_gpu(
         rows = (_USED * gpu.memory * share - drafting.weight_bytes) / drafting.kv_bytes
         room = min(room, rows * own.kv_values() * _HALF)
     tokens = int(min(_MOST_KV, room / (own.kv_values() * _HALF))) // 64 * 64
-    if tokens < _LEAST_KV:
+    least = max(_LEAST_KV, planned.longest)
+    if tokens < least:
         return Refused(
             layout,
             fleet,
-            f"weights of {target.weight_bytes / 1e9:.1f} GB leave no room for KV on "
-            f"{ranks} x {gpu.memory / 1e9:.0f} GB",
+            f"weights of {target.weight_bytes / 1e9:.1f} GB leave no room for KV of {least:,} "
+            f"tokens on {ranks} x {gpu.memory / 1e9:.0f} GB",
         )
     whole = tokens >= own.max_position_embeddings
     quantized = quantization(header_folder(planned.model)) is not None

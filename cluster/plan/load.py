@@ -68,7 +68,8 @@ def traced(file: Path, tokenize: Tokenize, slo: Slo, context: int, clients: int 
             ) from error
         if min(lengths) < 1 or not 0 <= at_s < inf:
             raise ValueError(f"--trace: {where}: a length below 1, or a time that is not from 0 on")
-        asked, answered = (min(one, context // 2) for one in lengths)
+        answered = min(lengths[1], context // 2)
+        asked = min(lengths[0], context - answered)
         arrivals.append(
             Arrival(f"r{len(arrivals)}", at_s, asked, answered, max_tokens=answered, slo=slo)
         )

@@ -1,15 +1,17 @@
 """Simulates candidates with the production coordinator and policies, and ranks them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
-from actors.coordinator.settings import Limits
-from cluster.config import AppConfig
+from actors.coordinator.settings import Limits, Policies
+from cluster.config import AppConfig, PoliciesConfig
 from cluster.plan.candidates import Option
 from cluster.plan.gpus import Machines
 from cluster.plan.load import Load
-from cluster.plan.simulator.run import named_policies, simulate
+from cluster.plan.simulator.run import MakePolicies, named_policies, simulate
+from policies.catalogue import Calibrations, fair
 
 EQUAL = 0.03
 """Goodputs that differ by less are equal: no simulation or measurement tells them apart."""
@@ -44,15 +46,15 @@ def outcome(option: Option, load: Load, machines: Machines) -> Outcome:
     arrivals, clients = load.share(option.replicas)
     config = AppConfig.model_validate(option.args)
     limits = config.limits.model_copy(update={"max_waiting": len(arrivals)})
-    policies = config.policies
     report = simulate(
         arrivals,
         option.cluster,
-        named_policies(policies.speculation.name, policies.selection.name, policies.schedule.name),
+        _served(config.policies),
         Limits(**limits.model_dump(), kv_tokens=config.target.kv_tokens),
         clients=clients,
     )
-    busy = option.replicas if load.clients is None else min(option.replicas, load.clients)
+    # Not all have as many clients as the one that is simulated, which has most.
+    busy = load.clients / clients if load.clients and clients else option.replicas
     goodput = busy * report.goodput
     hourly = machines.dollars(option.gpus)
     served = [request for request in report.served if request.tokens > 1]
@@ -66,6 +68,17 @@ def outcome(option: Option, load: Load, machines: Machines) -> Outcome:
         None if hourly is None or not goodput else hourly / (goodput * 3600) * 1e6,
         busy * report.throughput / max(1.0, report.tokens_per_round),
     )
+
+
+def _served(config: PoliciesConfig) -> MakePolicies:
+    """As a replica makes them (deployments/replica/service.py)."""
+    make = named_policies(config.speculation.name, config.selection.name, config.schedule.name)
+
+    def served(calibrations: Calibrations) -> Policies:
+        made = make(calibrations)
+        return replace(made, schedule=fair(made.schedule, config.fairness))
+
+    return served
 
 
 def ranked(outcomes: Sequence[Outcome]) -> list[Outcome]:

@@ -234,6 +234,8 @@ async def test_a_stalled_reader_delays_no_other_and_its_request_is_cancelled() -
     stalled = service.coordinator.submit("first", [7], replace(GREEDY, max_tokens=200))
     other = service.coordinator.submit("second", PROMPTS[0], GREEDY)
     assert await read(other) == plainly(PROMPTS[:1], [GREEDY])[0]
+    assert other.statistics.queue_s is not None
+    assert other.statistics.queue_s < 1.0, "it must get the slot at once"
     assert 30 < stalled.unread_tokens < 30 + 10
     await asyncio.sleep(6)
     with pytest.raises(Cancelled):

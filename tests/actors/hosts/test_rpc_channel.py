@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pickle import PicklingError
 
 import pytest
 
@@ -69,6 +70,14 @@ async def test_the_answer_to_a_cancelled_call_is_dropped() -> None:
         await asyncio.sleep(0.05)
         gone.cancel()
         assert await caller.call("echo", "second") == "second"
+
+
+async def test_a_call_that_cannot_be_sent_leaves_the_next_one_its_answer() -> None:
+    async with connected(Worker()) as caller:
+        with pytest.raises((AttributeError, PicklingError)):
+            await caller.call("echo", lambda: None)
+        async with asyncio.timeout(2):
+            assert await caller.call("echo", 7) == 7
 
 
 async def test_errors_of_the_worker_are_raised_and_the_connection_stays() -> None:

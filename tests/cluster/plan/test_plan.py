@@ -123,6 +123,33 @@ def test_a_thousand_gpus_are_as_many_replicas(
     assert application["args"]["scaling"]["min_replicas"] == many[0]["replicas"]
 
 
+def test_requests_are_held_back_for_an_slo_as_when_they_are_served(
+    models: Path, tmp_path: Path
+) -> None:
+    """All at once they would miss it."""
+    machine = ("--gpus", "1xL40S", "--clients", "32", "--slo", "25")
+    best = plan(tmp_path, str(models / "Qwen3-8B"), *machine)[0]
+    assert best["attainment"] > 0.5
+
+
+def test_replicas_with_fewer_clients_than_others_count_for_less(
+    models: Path, tmp_path: Path
+) -> None:
+    """Of three clients two are at one of two replicas."""
+    asked = (str(models / "Qwen3-8B"), "--gpus", "2xH100", "--clients")
+    three, four = ({one["name"]: one for one in plan(tmp_path, *asked, n)} for n in ("3", "4"))
+    name = "2 replicas of 1 H100: no drafts"
+    assert three[name]["goodput"] == pytest.approx(0.75 * four[name]["goodput"])
+
+
+def test_a_layout_whose_kv_holds_no_whole_request_is_out(models: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"prompt_tokens": 38000, "output_tokens": 100}')
+    machines = ("--gpus", "1xL4,1xH100", "--trace", str(trace), "--clients", "1")
+    found = plan(tmp_path, str(models / "Qwen3-8B"), *machines)
+    assert {one["name"].partition(":")[0] for one in found} == {"1 replica of 1 H100"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -138,7 +165,7 @@ def test_a_thousand_gpus_are_as_many_replicas(
             "--head: '2' is no share between 0 and 1",
         ),
         (["MODEL", "--gpus", "1xL4", "--trace", "none.csv"], "--trace: none.csv cannot be read"),
-        (["LARGE", "--gpus", "1xL4"], "weights of 141.1 GB leave no room for KV on 1 x 24 GB"),
+        (["LARGE", "--gpus", "1xL4"], "141.1 GB leave no room for KV of 4,096 tokens on 1 x 24"),
         (["BAD", "--gpus", "1xL4"], "has no hidden_size: is it a causal LM's?"),
     ],
 )
@@ -210,6 +237,9 @@ def test_lookups_are_replayed_on_the_texts_of_a_trace(tmp_path: Path) -> None:
     assert [(one.prompt_tokens, one.output_tokens) for one in load.arrivals] == [(5, 6), (3, 2)]
     assert load.texts == [Text([0, 0, 0], [1, 2])]
     assert [len(load.share(replicas)[0]) for replicas in (1, 2)] == [2, 1]
+    file.write_text('{"prompt_tokens": 2000, "output_tokens": 10}')
+    (long,) = traced(file, lambda text: [0], Slo(), 2048, 1).arrivals
+    assert (long.prompt_tokens, long.output_tokens) == (2000, 10), "it fits: nothing is cut"
     never = '{"arrival_s": NaN, "prompt_tokens": 1, "output_tokens": 1}'
     for bad in ('{"prompt": "a"}', "[]", "{", '{"prompt_tokens": 0, "output_tokens": 1}', never):
         file.write_text(bad)

@@ -151,12 +151,13 @@ def test_the_batch_that_no_lane_drafts_for_may_be_empty() -> None:
 
 
 def test_a_slow_call_is_not_the_last_one() -> None:
-    """Where only the call's own time speaks against it, it is made: that may have changed."""
-    context = round_context()._replace(call_s={"lane": 0.5})
-    plan = plan_alone(SpecServe(), [view("a")], "lane", context, 0.0)
-    assert plan.limits[0].depth > 0
-    assert plan.rule is not None
-    assert plan.rule(0, ["a"], [np.array([], np.float32)]) == [False]
+    """Where only the call's own time speaks against it, it is made now and then: that may have
+    changed. It drafts, because a call without a draft would count as one that finds nothing."""
+    policy, context = SpecServe(), round_context()._replace(call_s={"lane": 0.5})
+    plans = [plan_alone(policy, [view("a")], "lane", context, 0.0) for _ in range(64)]
+    rules = [plan.rule for plan in plans if plan.rule is not None]
+    assert len(rules) == 2
+    assert all(rule(0, ["a"], [np.array([], np.float32)]) == [True] for rule in rules)
 
 
 def test_deviation_waits_between_two_verdicts_count_against_the_tpot() -> None:
