@@ -249,7 +249,7 @@ def test_lookups_are_replayed_on_the_texts_of_a_trace(tmp_path: Path) -> None:
 
 def test_lookups_that_agree_are_not_counted_twice(models: Path) -> None:
     lookup, machines = of_lookup("ngram", []), described("1xH100", [])
-    asked = Planned(str(models / "Qwen3-8B"), machines, 8, None, None)
+    asked = Planned(str(models / "Qwen3-8B"), machines, 8, None, None, 4096)
     fleets = [Fleet({name: lookup for name in LOOKUPS[:count]}) for count in (1, 2)]
     one, both = (
         outcome(option, usual(8, Slo(), 4096), machines)
