@@ -187,7 +187,7 @@ def _add_and_norm(start: int, end: int, rows: Rows, norm: Floats, epsilon: float
     _quantize_rows(start, end, rows, rows.normed)
 
 
-@njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
+@njit(cache=True, nogil=True, error_model="numpy")
 def _gate(start: int, end: int, rows: Rows) -> None:
     """silu(gate) · up"""
     width = rows.down.shape[1]
@@ -231,7 +231,8 @@ def _rotate(
                 store(values, slot, head, e, value)
 
 
-@njit(cache=True, nogil=True, fastmath={"contract", "nnan", "nsz"}, error_model="numpy")
+# These flags let the largest number be found in vectors, which changes no bit of it.
+@njit(cache=True, nogil=True, fastmath={"nnan", "nsz"}, error_model="numpy")
 def _quantize(rows: Rows, row: int, inputs: Floats) -> None:
     """The row's numbers, scales and sums, where a row has `len(inputs)` of them."""
     width = len(inputs)
