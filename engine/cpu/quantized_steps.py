@@ -17,7 +17,7 @@ from engine.attention.walk import walk_part
 from engine.cpu.fast_math import fast_exp
 from engine.cpu.norm_kernels import rms_norm, rotate
 from engine.cpu.quantized_kernel import SCALE_GROUP, call_product
-from engine.cpu.thread_team import Counters, chunk_done, next_chunk, wait_for
+from engine.cpu.thread_team import Counters, chunk_done, chunk_failed, next_chunk, wait_for
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -117,8 +117,11 @@ def _work(
         chunks = min(most_chunks, count) if _ROW_BY_ROW[step % LAYER_STEPS] else most_chunks
         chunk = next_chunk(counters, step)
         while chunk < chunks:
-            _run_chunk(chunk, chunks, step, weights, rows, arrays, pool)
-            chunk_done(counters, step)
+            try:
+                _run_chunk(chunk, chunks, step, weights, rows, arrays, pool)
+                chunk_done(counters, step)
+            except Exception:  # it found no memory
+                chunk_failed(counters, step)
             chunk = next_chunk(counters, step)
         wait_for(counters, step, chunks)
 
