@@ -41,9 +41,10 @@ def attend_with(
     plan: type[PackedPlan] = PackedPlan,
 ) -> Tensor:
     before = torch.get_num_threads()
+    query, keys, values = tensors
     torch.set_num_threads(threads)
     try:
-        return plan(batch).attend(*tensors, SCORING)
+        return plan(batch).attend(query, keys, values, SCORING)
     finally:
         torch.set_num_threads(before)
 
