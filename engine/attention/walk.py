@@ -58,9 +58,7 @@ def walk_parallel(
 ) -> None:
     """`walk_part` on `len(done)` threads, whose errors numba does not raise."""
     for part in prange(len(done)):
-        done[part] = _walked(
-            part, len(done), arrays, query, keys, values, scale, window, mixed
-        )  # fmt: skip
+        done[part] = _walked(part, len(done), arrays, query, keys, values, scale, window, mixed)
 
 
 @njit(cache=True, nogil=True)
@@ -256,7 +254,6 @@ def _mask(arrays: WalkArrays, block: int, group: int, window: int, scores: Float
                 scores[:, row * group : (row + 1) * group, j] = MASKED
 
 
-# Without fastmath, as norm_kernels.py; it would also drop the rounding that makes the sum exact.
 @njit(cache=True, nogil=True, error_model="numpy")
 def _softmax(scores: Floats, h: int, line: int) -> None:
     """Turns scores[h, line] into weights."""
