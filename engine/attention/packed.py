@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.attention.context import AttentionBatch, AttentionPlan, Numbers, Scoring, WalkArrays
 from engine.attention.hook import LayerCall
-from engine.attention.walk import walk, walk_parallel
+from engine.attention.walk import walk_parallel, walk_part
 from engine.kv.cache import KVCache
 
 BLOCK_LINES = 48
@@ -39,10 +39,13 @@ class PackedPlan:
             stored(mixed),
         )
         if threads == 1:
-            walk(*arguments)
+            walk_part(0, 1, *arguments)
         else:
             numba.set_num_threads(threads)
-            walk_parallel(threads, *arguments)
+            done = np.zeros(threads, np.bool_)
+            walk_parallel(done, *arguments)
+            if not done.all():
+                raise MemoryError("a thread of attention found no memory")
         return mixed
 
 

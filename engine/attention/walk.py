@@ -27,7 +27,7 @@ from engine.attention.vectors import (
 from engine.cpu.fast_math import fast_exp
 
 MASKED = np.float32(-1e30)
-"""Not -inf, which fastmath (needed to vectorise sums) may assume not to occur."""
+"""Below every score; not -inf, of which differences are no numbers."""
 NEGLIGIBLE = np.float32(-60.0)
 """Weights below exp(NEGLIGIBLE) of the largest are set to zero. They are far too small to change an
 fp32 sum, and products with them would be denormal, which takes processors 100 times as long."""
@@ -45,24 +45,9 @@ Floats = NDArray[np.float32]
 Slots = NDArray[np.int64]
 
 
-@njit(cache=True, nogil=True)
-def walk(
-    arrays: WalkArrays,
-    query: Numbers,
-    keys: Numbers,
-    values: Numbers,
-    scale: float,
-    window: int,
-    mixed: Numbers,
-) -> None:
-    """query and mixed [rows, heads, d]; keys and values [slots, kv_heads, d]: all of one dtype, but
-    for float16 keys and values of fp32 queries."""
-    walk_part(0, 1, arrays, query, keys, values, scale, window, mixed)
-
-
 @njit(cache=True, nogil=True, parallel=True)
 def walk_parallel(
-    threads: int,
+    done: NDArray[np.bool_],
     arrays: WalkArrays,
     query: Numbers,
     keys: Numbers,
@@ -71,9 +56,29 @@ def walk_parallel(
     window: int,
     mixed: Numbers,
 ) -> None:
-    """`walk` on several threads."""
-    for part in prange(threads):
-        walk_part(part, threads, arrays, query, keys, values, scale, window, mixed)
+    """`walk_part` on `len(done)` threads, whose errors numba does not raise."""
+    for part in prange(len(done)):
+        done[part] = _walked(part, len(done), arrays, query, keys, values, scale, window, mixed)
+
+
+@njit(cache=True, nogil=True)
+def _walked(
+    part: int,
+    parts: int,
+    arrays: WalkArrays,
+    query: Numbers,
+    keys: Numbers,
+    values: Numbers,
+    scale: float,
+    window: int,
+    mixed: Numbers,
+) -> bool:
+    """`walk_part`. False: it has found no memory."""
+    try:
+        walk_part(part, parts, arrays, query, keys, values, scale, window, mixed)
+    except Exception:
+        return False
+    return True
 
 
 @njit(cache=True, nogil=True)
@@ -88,7 +93,10 @@ def walk_part(
     window: int,
     mixed: Numbers,
 ) -> None:
-    """One of `parts` parts of equal work: whole blocks; one on a boundary is split by key heads."""
+    """One of `parts` parts of equal work: whole blocks; one on a boundary is split by key heads.
+
+    query and mixed [rows, heads, d]; keys and values [slots, kv_heads, d]: all of one dtype, but
+    for float16 keys and values of fp32 queries."""
     kv_heads, group = keys.shape[1], query.shape[1] // keys.shape[1]
     total, most_lines, most_slots = 0, 0, 0
     for block in range(len(arrays.row_counts)):
@@ -246,13 +254,7 @@ def _mask(arrays: WalkArrays, block: int, group: int, window: int, scores: Float
                 scores[:, row * group : (row + 1) * group, j] = MASKED
 
 
-# fastmath would drop the rounding that makes the sum exact; callees inherit it if it is not given.
-@njit(cache=True, nogil=True, fastmath=False)
-def exact_total(weights: Floats, h: int, line: int) -> float:
-    return exact_sum(weights, h, line)
-
-
-@njit(fastmath=True, cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _softmax(scores: Floats, h: int, line: int) -> None:
     """Turns scores[h, line] into weights."""
     highest = spread(MASKED)
@@ -263,9 +265,9 @@ def _softmax(scores: Floats, h: int, line: int) -> None:
     for j in range(len(weights)):
         below = weights[j] - most
         weights[j] = fast_exp(below) if below > NEGLIGIBLE else np.float32(0.0)
-    total = np.float32(exact_total(scores, h, line))
+    share = np.float32(1.0) / np.float32(exact_sum(scores, h, line))
     for j in range(len(weights)):
-        weights[j] /= total
+        weights[j] *= share
 
 
 @njit(cache=True, nogil=True)

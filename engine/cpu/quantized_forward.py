@@ -27,7 +27,7 @@ from engine.cpu.quantized_steps import (
     run_steps,
 )
 from engine.cpu.quantized_weights import QuantizedLinear
-from engine.cpu.thread_team import new_counters
+from engine.cpu.thread_team import any_failed, new_counters
 from engine.hidden_states import HiddenStates
 
 LINEARS = (
@@ -133,6 +133,8 @@ class QuantizedForward:
 
         def run(first: int, end: int, rows: Rows) -> None:
             run_steps(threads, first, end, self._weights, rows, arrays, pool, counters)
+            if any_failed(counters):
+                raise MemoryError("a step of the forward found no memory")
 
         taken = [] if states is None else sorted(states.layers)
         first = 0

@@ -17,7 +17,7 @@ from engine.attention.walk import walk_part
 from engine.cpu.fast_math import fast_exp
 from engine.cpu.norm_kernels import rms_norm, rotate
 from engine.cpu.quantized_kernel import SCALE_GROUP, call_product
-from engine.cpu.thread_team import Counters, chunk_done, next_chunk, wait_for
+from engine.cpu.thread_team import Counters, chunk_done, chunk_failed, next_chunk, wait_for
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -117,8 +117,11 @@ def _work(
         chunks = min(most_chunks, count) if _ROW_BY_ROW[step % LAYER_STEPS] else most_chunks
         chunk = next_chunk(counters, step)
         while chunk < chunks:
-            _run_chunk(chunk, chunks, step, weights, rows, arrays, pool)
-            chunk_done(counters, step)
+            try:
+                _run_chunk(chunk, chunks, step, weights, rows, arrays, pool)
+                chunk_done(counters, step)
+            except Exception:  # it found no memory
+                chunk_failed(counters, step)
             chunk = next_chunk(counters, step)
         wait_for(counters, step, chunks)
 
@@ -187,7 +190,7 @@ def _add_and_norm(start: int, end: int, rows: Rows, norm: Floats, epsilon: float
     _quantize_rows(start, end, rows, rows.normed)
 
 
-@njit(cache=True, nogil=True, fastmath={"contract"}, error_model="numpy")
+@njit(cache=True, nogil=True, error_model="numpy")
 def _gate(start: int, end: int, rows: Rows) -> None:
     """silu(gate) · up"""
     width = rows.down.shape[1]
@@ -231,7 +234,8 @@ def _rotate(
                 store(values, slot, head, e, value)
 
 
-@njit(cache=True, nogil=True, fastmath={"contract", "nnan", "nsz"}, error_model="numpy")
+# These flags let the largest number be found in vectors, which changes no bit of it.
+@njit(cache=True, nogil=True, fastmath={"nnan", "nsz"}, error_model="numpy")
 def _quantize(rows: Rows, row: int, inputs: Floats) -> None:
     """The row's numbers, scales and sums, where a row has `len(inputs)` of them."""
     width = len(inputs)

@@ -24,7 +24,8 @@ _HAS_PAUSE = platform.machine() in ("x86_64", "AMD64")
 
 
 def new_counters(steps: int) -> Counters:
-    """For so many steps, each of which is run once."""
+    """For so many steps, each of which is run once: chunks that are taken, chunks that are done and
+    beside these whether one has failed."""
     return np.zeros((steps, 2, _CACHE_LINE), np.int64)
 
 
@@ -37,6 +38,17 @@ def next_chunk(counters: Counters, step: int) -> int:
 @njit(cache=True, nogil=True)
 def chunk_done(counters: Counters, step: int) -> None:
     _add_one(counters[step, 1].ctypes.data)
+
+
+@njit(cache=True, nogil=True)
+def chunk_failed(counters: Counters, step: int) -> None:
+    """The chunk counts as done, so that no thread waits for it."""
+    counters[step, 1, 1] = 1
+    chunk_done(counters, step)
+
+
+def any_failed(counters: Counters) -> bool:
+    return bool(counters[:, 1, 1].any())
 
 
 @njit(cache=True, nogil=True)

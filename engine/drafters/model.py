@@ -125,7 +125,7 @@ class ModelDrafter:
         matcher, request = None, order.prefix.request
         if held.start.params.grammar is not None and depth > 0:
             matcher = self._matchers.follow(request, held)
-            depth = 0 if matcher is None else depth
+            depth = 0 if matcher is None or matcher.is_slow else depth
         return DraftJob(request, held.start, tokens, depth, order.width, order.score, matcher)
 
     def _reuse_rows(self, job: DraftJob, unchanged: int) -> int:

@@ -83,9 +83,11 @@ class Grammars:
             compiled = self._compiled.pop(grammar, None)
             if compiled is None:
                 compiled = self._thread.submit(self._compile, grammar)
+                # What still compiles stays, or requests that wait would begin it again and again.
+                done = [one for one, future in self._compiled.items() if future.done()]
+                for one in done[: max(0, len(self._compiled) + 1 - MAX_COMPILED)]:
+                    del self._compiled[one]
             self._compiled[grammar] = compiled
-            if len(self._compiled) > MAX_COMPILED:
-                del self._compiled[next(iter(self._compiled))]
         return compiled
 
     def _compile(self, grammar: OutputGrammar) -> Compiled:

@@ -12,6 +12,7 @@ from engine.grammar.compiler import Grammars
 from engine.grammar.matcher import MOST_S, OutputMatcher
 from engine.protocol import Failed, Missing, Verdict, VerifyOrder
 from engine.soft_state import HeldRequest
+from policies.tree import DraftTree
 
 WAIT_S = 0.1
 """The longest that a host waits for a grammar when it has nothing else to do: requests that arrive
@@ -76,6 +77,13 @@ class Ready(NamedTuple):
     held: HeldRequest
     matcher: OutputMatcher | None
     """None for a request without a grammar."""
+
+
+def affordable(order: VerifyOrder, ready: Ready) -> VerifyOrder:
+    """The order, without its draft if the request's grammar is slow to follow."""
+    if ready.matcher is None or not ready.matcher.is_slow:
+        return order
+    return order._replace(tree=DraftTree.empty())
 
 
 def forced_tokens(ready: Ready, tokens: Sequence[int], reserved: int = 0) -> list[int]:

@@ -62,6 +62,16 @@ class OutputMatcher:
         """The last token is a stop token that ends the output."""
         self._spent_s = 0.0
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether half of the processor time is spent: drafts, which need more of it, must not fail
+        a request."""
+        return 2 * self._spent_s > self._limit_s
+
+    @property
+    def _limit_s(self) -> float:
+        return self._most_s + MOST_PER_TOKEN_S * len(self._tokens)
+
     def follow(self, output: Sequence[int]) -> None:
         """Sets the output tokens after which masks are made. Raises GrammarViolated, or
         GrammarStuck, as do the other methods."""
@@ -141,7 +151,7 @@ class OutputMatcher:
         self._spent_s += seconds
         if self._matcher.is_error():
             raise GrammarStuck(self._matcher.get_error())
-        if self._spent_s > self._most_s + MOST_PER_TOKEN_S * len(self._tokens):
+        if self._spent_s > self._limit_s:
             raise GrammarStuck(f"{len(self._tokens)} tokens took {self._spent_s:.1f} s to follow")
 
     def _with_stops(self, words: Words) -> Words:

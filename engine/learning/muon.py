@@ -9,15 +9,13 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from engine.cpu.prepack import has_bf16_products
+
 _MOMENTUM = 0.95
 # Keller Jordan's polynomial: five iterations bring every singular value into about 0.7 ... 1.2.
 _ITERATIONS = 5
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _SMALLEST_NORM = 1e-7
-
-
-def multiplies_bf16() -> bool:
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
@@ -39,7 +37,7 @@ class Muon(torch.optim.Optimizer):
         self, matrices: Iterable[torch.nn.Parameter], lr: float, weight_decay: float
     ) -> None:
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
-        self._precision = torch.bfloat16 if multiplies_bf16() else torch.float32
+        self._precision = torch.bfloat16 if has_bf16_products() else torch.float32
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:

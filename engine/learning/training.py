@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
+from engine.cpu.prepack import has_bf16_products
 from engine.drafters.eagle3_head import Eagle3Head
 from engine.hidden_states import as_tensor
 from engine.learning.lessons import Lesson, LessonMemory
-from engine.learning.muon import Muon, multiplies_bf16
+from engine.learning.muon import Muon
 from policies.learning.judging import Agreement
 
 DEPTH = 4
@@ -37,7 +38,7 @@ _NOT_COUNTED = -100
 
 def fast_products(device: str = "cpu") -> torch.autocast:
     """Autocast to bf16 if the processor multiplies it; otherwise fp32 takes a fifth of its time."""
-    return torch.autocast(device, torch.bfloat16, enabled=device != "cpu" or multiplies_bf16())
+    return torch.autocast(device, torch.bfloat16, enabled=device != "cpu" or has_bf16_products())
 
 
 class _Texts(NamedTuple):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from engine.errors import OutOfBlocks
 from engine.grammar.compiler import Grammars
-from engine.grammar.gate import GrammarGate, Ready, forced_tokens
+from engine.grammar.gate import GrammarGate, Ready, affordable, forced_tokens
 from engine.hidden_states import HiddenStates
 from engine.kv.blocks import KvState
 from engine.model import PackedModel, Segment
@@ -73,7 +73,7 @@ class NativeVerifier:
         ready = self._gate.pass_ready(orders, states)
         for index, (order, one) in enumerate(zip(orders, ready, strict=True)):
             if isinstance(one, Ready):
-                works.append(self._prepare(index, order, one))
+                works.append(self._prepare(index, affordable(order, one), one))
             else:
                 answers[index] = one
         self.forget([one.request for one in ready if isinstance(one, Failed)])

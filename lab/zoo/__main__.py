@@ -14,7 +14,7 @@ from benchmarks.prompts.corpus import Corpus, load_corpus
 from benchmarks.prompts.tasks import Source, make_task
 from cluster.built_in_models import DRAFTERS, TARGET, inflated_target, model_path, smollm2_path
 from cluster.cache import cache_dir
-from engine.learning.muon import multiplies_bf16
+from engine.cpu.prepack import has_bf16_products
 from engine.learning.training import DEPTH
 from engine.model import PackedModel
 from engine.verifiers.native import NativeVerifier
@@ -116,7 +116,7 @@ def _make_drafters(corpus: Corpus, names: tuple[str, ...]) -> None:
 def _make_head(arguments: argparse.Namespace, work: Path) -> None:
     path, kinds = arguments.target, list(dict.fromkeys(arguments.kinds))
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    dtype = torch.bfloat16 if multiplies_bf16() else torch.float32
+    dtype = torch.bfloat16 if has_bf16_products() else torch.float32
     writer = PackedModel.load(path, dtype=dtype, device="cpu", kv_tokens=_WRITER_KV_TOKENS)
     for kind in kinds:
         write_shards(NativeVerifier(writer), tokenizer, work, kind, arguments.tokens)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from engine.errors import OutOfBlocks
 from engine.grammar.compiler import Grammars
-from engine.grammar.gate import GrammarGate, Ready, forced_tokens
+from engine.grammar.gate import GrammarGate, Ready, affordable, forced_tokens
 from engine.kv.blocks import KvState
 from engine.protocol import Failed, Missing, NoRoom, Start, Verdict, VerifyOrder
 from engine.sampling.params import SamplingParams
@@ -97,6 +97,10 @@ class VllmVerifier:
         states = self._state.accept([order.prefix for order in orders])
         passed = self._gate.pass_ready(orders, states)
         self.forget([one.request for one in passed if isinstance(one, Failed)])
+        orders = [
+            affordable(order, one) if isinstance(one, Ready) else order
+            for order, one in zip(orders, passed, strict=True)
+        ]
         turns = {}
         for order, one in zip(orders, passed, strict=True):
             if isinstance(one, Ready):

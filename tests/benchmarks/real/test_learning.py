@@ -18,7 +18,7 @@ def test_what_was_learned_and_what_was_seen_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(learning, "_STEP_TOKENS", 256)
-    monkeypatch.setattr(training, "multiplies_bf16", lambda: False)
+    monkeypatch.setattr(training, "has_bf16_products", lambda: False)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     stream = [Answered("counting", one) for one in lessons(200)]

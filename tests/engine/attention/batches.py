@@ -6,8 +6,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.attention.context import AttentionBatch, Scoring
+from engine.attention.packed import PackedPlan
 
 CPU = torch.device("cpu")
+
+
+class GreedyPlan(PackedPlan):
+    """Asks for more scratch than any machine has."""
+
+    def __init__(self, batch: AttentionBatch) -> None:
+        super().__init__(batch)
+        slots = np.full_like(self.arrays.kv_counts, 2**50)
+        self.arrays = self.arrays._replace(kv_counts=slots)
 
 
 def random_tree_mask(rng: np.random.Generator, tail: int) -> NDArray[np.bool_]:

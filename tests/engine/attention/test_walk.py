@@ -5,13 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from numba import njit
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.attention.context import AttentionBatch, Scoring
 from engine.attention.packed import PackedPlan
 from engine.attention.vector_ir import LANES
-from engine.attention.walk import exact_total
-from tests.engine.attention.batches import random_batch, random_tensors, reference
+from engine.attention.vectors import exact_sum
+from tests.engine.attention.batches import GreedyPlan, random_batch, random_tensors, reference
 
 DTYPES = (torch.float32, torch.bfloat16)
 SCORING = Scoring(0.25)
@@ -32,13 +34,19 @@ def alone(batch: AttentionBatch, request: int) -> AttentionBatch:
     )
 
 
-def attend_with(threads: int, batch: AttentionBatch, tensors: tuple[Tensor, ...]) -> Tensor:
+def attend_with(
+    threads: int,
+    batch: AttentionBatch,
+    tensors: tuple[Tensor, ...],
+    plan: type[PackedPlan] = PackedPlan,
+) -> Tensor:
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
     query, keys, values = tensors
-    mixed = PackedPlan(batch).attend(query, keys, values, SCORING)
-    torch.set_num_threads(before)
-    return mixed
+    torch.set_num_threads(threads)
+    try:
+        return plan(batch).attend(query, keys, values, SCORING)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -86,6 +94,20 @@ def test_bfloat16_is_rounded_once() -> None:
     torch.testing.assert_close(mixed.double(), expected, rtol=2**-8, atol=1e-5)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_thread_that_finds_no_memory_is_an_error(threads: int) -> None:
+    """Or its rows would be whatever was in memory before."""
+    rng = np.random.default_rng(6)
+    batch = random_batch(rng, 7)
+    with pytest.raises(MemoryError):
+        attend_with(threads, batch, random_tensors(rng, batch), GreedyPlan)
+
+
+@njit
+def exact_total(weights: NDArray[np.float32]) -> float:
+    return exact_sum(weights, 0, 0)
+
+
 def test_a_softmaxs_total_does_not_depend_on_where_its_slots_are() -> None:
     """Nor on masked slots in between: so a node of a draft tree has its path's own sums."""
     rng = np.random.default_rng(5)
@@ -95,5 +117,5 @@ def test_a_softmaxs_total_does_not_depend_on_where_its_slots_are() -> None:
     for _ in range(20):
         row = np.zeros((1, 1, width), np.float32)
         row[0, 0, rng.permutation(width)[:slots]] = weights
-        totals.add(exact_total(row, 0, 0))
+        totals.add(exact_total(row))
     assert totals == {np.rint(weights.astype(np.float64) * 2**36).sum() / 2**36}

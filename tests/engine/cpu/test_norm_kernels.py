@@ -8,6 +8,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+
+import pytest
+from numba.core.cpu_options import FastMathOptions
+from numba.core.dispatcher import Dispatcher
+
+from engine.attention import walk
+from engine.cpu import fast_math, norm_kernels, quantized_steps, thread_team
 
 ROOT = Path(__file__).parents[3]
 STEP = """
@@ -43,3 +51,12 @@ def test_compiled_and_cached_norms_give_the_same_bits(tmp_path: Path) -> None:
     first, compiled = step(tmp_path)
     assert compiled == 1
     assert step(tmp_path) == (first, 0)
+
+
+@pytest.mark.parametrize("module", [walk, fast_math, norm_kernels, quantized_steps, thread_team])
+def test_no_loop_of_a_forward_leaves_rounding_to_the_compiler(module: ModuleType) -> None:
+    loops = [one for one in vars(module).values() if isinstance(one, Dispatcher)]
+    assert loops
+    for one in loops:
+        flags = FastMathOptions(one.targetoptions.get("fastmath", False)).flags
+        assert flags <= {"nnan", "nsz"}, one

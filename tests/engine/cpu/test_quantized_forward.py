@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from cluster.checkpoint_files import Quantize
+from engine.attention.packed import PackedPlan
 from engine.cpu.quantized_loading import quantized_linears
 from engine.hidden_states import HiddenStates
 from engine.model import PackedModel, Segment
 from policies.tree import DraftTree
+from tests.engine.attention.batches import GreedyPlan
 from tests.engine.families import VOCAB, build
 
 FAMILIES = {"llama": {}, "qwen2": {}, "qwen3": {}, "mistral": {"sliding_window": 9}}
@@ -96,6 +98,18 @@ def test_a_rows_bits_depend_on_its_request_alone(quantize: Quantize) -> None:
     torch.testing.assert_close(logits(model, given), alone, rtol=0, atol=0)
     for chunk in (1, 4, 7, 45):  # drafts of other lengths, prompts in other chunks
         torch.testing.assert_close(logits(model, given, chunk), alone, rtol=0, atol=0)
+
+
+def test_a_step_that_finds_no_memory_is_an_error_and_holds_up_no_thread() -> None:
+    model = model_of("llama", "int8")
+    (prompt,) = prompts(9)
+    before = logits(model, [prompt])
+    model.plan = GreedyPlan
+    with pytest.raises(MemoryError):
+        logits(model, [prompt])
+    model.kv.release("0")
+    model.plan = PackedPlan
+    torch.testing.assert_close(logits(model, [prompt]), before, rtol=0, atol=0)
 
 
 def test_a_nodes_bits_depend_on_its_ancestors_alone() -> None:

@@ -27,6 +27,7 @@ async def refused(grammars: Grammars, grammar: OutputGrammar, prompt: Prompt) ->
     return error.value.field
 
 
+@pytest.mark.usefixtures("loop")
 async def test_a_refused_grammar_names_the_field_of_each_request_and_keeps_none_of_them() -> None:
     grammars = Grammars(Path("unread"), vocab_size=8)
     prompts = [Prompt(), Prompt()]

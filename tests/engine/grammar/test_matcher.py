@@ -2,12 +2,14 @@
 
 import json
 import threading
+import time
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 
+from engine.grammar import compiler
 from engine.grammar import matcher as matcher_module
 from engine.grammar.compiler import Grammars
 from engine.grammar.gate import GrammarGate, Ready
@@ -159,6 +161,20 @@ def test_no_request_waits_for_anothers_grammar_to_compile() -> None:
     (ready,) = gate.pass_ready(orders[:1], [held(WORD)])
     assert isinstance(ready, Ready)
     assert ready.matcher is not None
+
+
+def test_more_grammars_than_are_kept_do_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a request without one, for which the host has something to do."""
+    monkeypatch.setattr(compiler, "MAX_COMPILED", 1)
+    gate = GrammarGate(Grammars(grammars()._checkpoint, VOCAB))
+    words = [OutputGrammar("regex", f"a{sign}*") for sign in "bcd"]
+    orders = [order(name) for name in ("plain", "b", "c", "d")]
+    states = [held(None), *map(held, words)]
+    for _ in range(100):
+        if all(isinstance(one, Ready) for one in gate.pass_ready(orders, states)):
+            return
+        time.sleep(0.1)
+    pytest.fail("they compile again and again")
 
 
 def test_a_grammar_that_cannot_be_followed_fails_its_request_alone() -> None:

@@ -9,7 +9,7 @@ from engine.learning.muon import Muon
 
 @pytest.mark.parametrize("bf16", [True, False], ids=["bf16", "fp32"])
 def test_steps_are_those_of_torch(bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(muon, "multiplies_bf16", lambda: bf16)
+    monkeypatch.setattr(muon, "has_bf16_products", lambda: bf16)
     torch.manual_seed(0)
     start = [torch.randn(shape) for shape in [(24, 8), (8, 24), (24, 8), (16, 16)]]
     ours, theirs = ([torch.nn.Parameter(m.clone()) for m in start] for _ in range(2))

@@ -34,7 +34,7 @@ GREEDY = SamplingParams(temperature=0)
 @pytest.fixture(autouse=True)
 def _fp32_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """So small a head takes twenty times as long on threads that share their cores."""
-    monkeypatch.setattr(training, "multiplies_bf16", lambda: False)
+    monkeypatch.setattr(training, "has_bf16_products", lambda: False)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 
 import pytest
 import torch
@@ -148,6 +149,29 @@ def test_what_a_grammar_forces_needs_no_draft_and_changes_nothing(
     unforced, tokens = run("b")
     assert output == unforced
     assert rounds < tokens == len(output)
+
+
+def test_drafts_fail_no_request_whose_grammar_is_slow(
+    ample: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each mask takes time, of which an output may take only so much."""
+    clock = count(0.0, 0.004)
+    monkeypatch.setattr("engine.grammar.matcher.thread_time", lambda: next(clock))
+    grammar = OutputGrammar("regex", "[a-z ]*")
+    params = SamplingParams(temperature=0, max_tokens=99, stop_token_ids=(END,), grammar=grammar)
+    prompt = questions(False)[0]
+
+    def run(name: str, tree: DraftTree) -> list[int]:
+        output: list[int] = []
+        while len(output) < 40 and END not in output:
+            tokens = [*prompt, *output]
+            base = len(tokens) if output else 0
+            one = order(name, tokens, tree, params=params, base=base, prompt_len=len(prompt))
+            output.extend(verdict(ample.verifier, one).tokens)
+        return output[:40]
+
+    letters = DraftTree.chain([ord(sign) - ord("!") + 5 for sign in "zqxjvkwz"])
+    assert run("a", letters) == run("b", DraftTree.empty())
 
 
 def test_each_order_has_its_own_chunk_size(ample: Host) -> None:
