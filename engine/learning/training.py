@@ -253,7 +253,9 @@ class Learner:
         if not loss.requires_grad or not loss.isfinite():
             return  # no token of the head's vocabulary, or states that overflowed
         loss.backward()
-        self._muon.step()
+        gradients = [one.grad for one in self._learned.values() if one.grad is not None]
+        if all(bool(one.isfinite().all()) for one in gradients):
+            self._muon.step()
         self._muon.zero_grad()
         for name, average in self.averaged.learned():
             average.lerp_(self._learned[name].detach(), 1 - _AVERAGE)
