@@ -20,6 +20,7 @@ from cluster.placement import plan
 from cluster.quantized_targets import cpu_problem, processor_flags
 from cluster.vocabularies import shared_tokens
 
+_OURS = "deployments.app:build"
 _RAY_SERVICE = "RayService"
 _REPLICA = "Replica"
 """The deployment whose user_config holds policies."""
@@ -42,8 +43,8 @@ class BadFile(ValueError):
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     try:
-        configs = {one.name: _validated(one) for one in read(options.file)}
-        return max([_report(name, config, options.node) for name, config in configs.items()])
+        configs = [(one.name, _validated(one)) for one in read(options.file)]
+        return max([_report(*one, options.node) for one in configs])
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -59,7 +60,7 @@ class Application(NamedTuple):
 
 
 def read(file: Path) -> list[Application]:
-    """The applications of a Serve config or of a KubeRay RayService."""
+    """Spindle's applications in a Serve config or in a KubeRay RayService."""
     try:
         content = yaml.safe_load(file.read_text())
         if content.get("kind") == _RAY_SERVICE:
@@ -69,11 +70,15 @@ def read(file: Path) -> list[Application]:
                 one["name"], one.get("args") or {}, _user_config(one.get("deployments") or [])
             )
             for one in content["applications"]
+            if one.get("import_path", _OURS) == _OURS
         ]
     except (OSError, UnicodeError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
         raise BadFile(f"{file}: no Serve config with named applications ({error!r})") from error
     if not applications:
-        raise BadFile(f"{file}: applications: there are none")
+        raise BadFile(f"{file}: applications: there are none of {_OURS}")
+    names = [one.name for one in applications]
+    if len({*names}) < len(names):
+        raise BadFile(f"{file}: applications: two have one name; Serve refuses that")
     return applications
 
 

@@ -200,6 +200,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._answered = cycle
+        if not self.flow.write_paused:
+            self._writing.stop()
         super()._start_asgi_task(cycle, app)
 
     def _announces_body(self) -> bool:
@@ -220,10 +222,18 @@ class BoundedConnection(HttpToolsProtocol):
         self._reading.stop()
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        self._watch_writing()  # its end, however short; a connection that closes waits for it, too
+        super().on_response_complete()
+
     def pause_writing(self) -> None:
-        self._waiting_bytes, self._idle_looks = self.transport.get_write_buffer_size(), 0
-        self._writing.start()
+        self._watch_writing()
         super().pause_writing()
+
+    def _watch_writing(self) -> None:
+        self._waiting_bytes, self._idle_looks = self.transport.get_write_buffer_size(), 0
+        if self._waiting_bytes:
+            self._writing.start()
 
     def resume_writing(self) -> None:
         self._writing.stop()
@@ -238,6 +248,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _look(self) -> None:
         waiting = self.transport.get_write_buffer_size()
+        if not waiting:
+            return
         self._idle_looks = 0 if waiting < self._waiting_bytes else self._idle_looks + 1
         self._waiting_bytes = waiting
         if self._idle_looks < _LOOKS:

@@ -52,8 +52,10 @@ async def _drain(applications: Sequence[str]) -> None:
     itself it would shut down later, when the loop is closed."""
     handles = [DeploymentHandle("Ingress", name) for name in applications]
     draining = [one.drain.remote() for one in handles]
-    for response in draining:
-        await response
+    ends = await asyncio.gather(*draining, return_exceptions=True)
+    for error in ends:
+        if isinstance(error, BaseException):
+            raise error
 
 
 def in_serve_run(runtime_env: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -141,7 +141,8 @@ class HeartbeatSender:
             timer.cancel()
             self.silent.discard(replica)
             del self._calls[replica]
-        if replica in self._left or any(map(self._is_urgent, self._failover_streams.values())):
+        served = (one for one in self._failover_streams.values() if one.replica == replica)
+        if replica in self._left or any(map(self._is_urgent, served)):
             self._due.set()
 
     def _give_up(self, replica: str) -> None:

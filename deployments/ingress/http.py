@@ -57,7 +57,12 @@ def make_http(api: Api) -> FastAPI:
         "default": {"model": ErrorAnswer, "description": "An error"}
     }
     http = FastAPI(
-        title="Spindle", version=api.version, redoc_url=None, dependencies=key, responses=errors
+        title="Spindle",
+        version=api.version,
+        redoc_url=None,
+        dependencies=key,
+        responses=errors,
+        redirect_slashes=False,  # to a URL of the request's Host
     )
     http.router.route_class = route_reading(api.reader, _is_json)
     http.state.request_log = api.log

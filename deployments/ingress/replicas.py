@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable
+from contextvars import Context
 from typing import TypeVar
 
 from ray.serve.handle import DeploymentHandle
@@ -87,9 +88,27 @@ class Readiness:
         self._has_answered = False
         self._silent_since_s: float | None = None
         """When a check first found no replica that answers, after one had."""
+        self._checking: asyncio.Task[TargetLimits | ApiError] | None = None
 
     async def check(self) -> TargetLimits:
-        """The limits from the first replica that answers; raises ApiError 503 if none does."""
+        """The limits from the first replica that answers; raises ApiError 503 if none does. Callers
+        share one check at a time: anyone may ask for any number."""
+        if self._checking is None or self._checking.done():
+            # In a context of its own: a task of a request's context would be cancelled with it.
+            checking = self._outcome()
+            self._checking = asyncio.get_running_loop().create_task(checking, context=Context())
+        outcome = await asyncio.shield(self._checking)
+        if isinstance(outcome, ApiError):
+            raise ApiError(outcome.status, outcome.message)
+        return outcome
+
+    async def _outcome(self) -> TargetLimits | ApiError:
+        try:
+            return await self._check()
+        except ApiError as error:
+            return error
+
+    async def _check(self) -> TargetLimits:
         calls: list[Routed] = []
         waiting: dict[asyncio.Task[TargetLimits], Routed] = {}
         try:

@@ -9,13 +9,15 @@ from actors.coordinator.stream import Statistics
 _WINDOW_S = 10.0
 """Goodput is a mean over this time."""
 _SLO_REQUESTS = 64
-"""SLO attainment is a mean over this many of the latest requests that have an SLO."""
+"""SLO attainment is a mean over this many of the latest requests that have an SLO,"""
+_SLO_S = 300.0
+"""if they have ended within this time: those of an earlier load say nothing of the present one."""
 
 
 class AutoscalingSignals:
     def __init__(self) -> None:
         self._commits: deque[tuple[float, int]] = deque()
-        self._met: deque[bool] = deque(maxlen=_SLO_REQUESTS)
+        self._met: deque[tuple[float, bool]] = deque(maxlen=_SLO_REQUESTS)
 
     def observe(self, event: Event) -> None:
         if isinstance(event, Verified):
@@ -23,7 +25,7 @@ class AutoscalingSignals:
             self._commits.append((event.at_s, tokens))
             self._trim(event.at_s)
         elif isinstance(event, Left) and (met := met_slo(event)) is not None:
-            self._met.append(met)
+            self._met.append((event.at_s, met))
 
     def read(self, served: Iterable[Statistics], now: float) -> dict[str, float]:
         """The present signals; `served`: statistics of the requests on this replica."""
@@ -39,11 +41,13 @@ class AutoscalingSignals:
     @property
     def attainment(self) -> float | None:
         """The share of the latest requests with an SLO that met it; None: there were none."""
-        return sum(self._met) / len(self._met) if self._met else None
+        return sum(met for _, met in self._met) / len(self._met) if self._met else None
 
     def _trim(self, now: float) -> None:
         while self._commits and self._commits[0][0] < now - _WINDOW_S:
             self._commits.popleft()
+        while self._met and self._met[0][0] < now - _SLO_S:
+            self._met.popleft()
 
 
 def tpot_s(left: Left) -> float | None:

@@ -75,7 +75,8 @@ class ReplicaNumbers(_Shown):
     goodput: float
     """Output tokens per second."""
     attainment: float | None
-    """The share of the last 64 requests with an SLO that met it; null: there were none."""
+    """The share of the last 64 requests with an SLO, of five minutes, that met it; null: there were
+    none."""
     drafted: dict[str, int]
     """Draft tokens that were verified, by the drafter that proposed them (where several did, by the
     one that comes first, as in a trace)."""

@@ -92,7 +92,14 @@ class HeartbeatMonitor:
             del self._ingresses[ingress]
 
     def _timer(self, ingress: str) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(self._silent_s, self._expire, ingress)
+        return self._later(self._doubt, ingress)
+
+    def _later(self, call: Callable[[str], None], ingress: str) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(self._silent_s / 2, call, ingress)
+
+    def _doubt(self, ingress: str) -> None:
+        """At half of the time: a process that was stopped reads only now what has arrived."""
+        self._ingresses[ingress].timer = self._later(self._expire, ingress)
 
     def _expire(self, ingress: str) -> None:
         for stream in self._ingresses.pop(ingress).streams:

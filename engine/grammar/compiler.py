@@ -158,7 +158,7 @@ def _check_counts(schema: Any) -> None:
                 named = members.get("patternProperties")
                 patterns += len(named) if isinstance(named, dict) else 0
                 counts = [members.get(name) for name in _COUNTS]
-                counted += sum(count for count in counts if isinstance(count, int))
+                counted += sum(max(0, count) for count in counts if isinstance(count, int))
                 waiting += members.values()
             case list() as items:
                 waiting += items

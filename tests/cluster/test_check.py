@@ -123,6 +123,22 @@ def test_a_bad_field_and_a_bad_file_end_with_status_1(
     assert main([str(tmp_path / "none.yaml")]) == 1
 
 
+def test_applications_of_others_are_left_to_them_and_equal_names_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "serve.yaml"
+    mine = {"name": "mine", "import_path": "deployments.app:build", "args": {}}
+    other = {"name": "other", "import_path": "other:app", "args": {"color": "red"}}
+    file.write_text(yaml.safe_dump({"applications": [other, mine]}))
+    assert main([str(file)]) == 0
+    file.write_text(yaml.safe_dump({"applications": [other]}))
+    assert main([str(file)]) == 1
+    bad = {**mine, "args": {"target": {"dtype": "int8"}}}
+    file.write_text(yaml.safe_dump({"applications": [bad, mine]}))
+    assert main([str(file)]) == 1
+    assert "two have one name" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("args", "nodes", "expected"),
     [

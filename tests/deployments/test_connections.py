@@ -28,6 +28,8 @@ POST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
+SIZES = {"/short": 60_000, "/long": 200_000}
+"""Answers that are sent at once: below what uvicorn holds without waiting, and above."""
 ENDED = asyncio.Event()
 """Set when the client of an endless answer is gone."""
 
@@ -42,6 +44,9 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["path"] == "/client":
         client = scope["client"][0].encode()
         await send({"type": "http.response.body", "body": client})
+        return
+    if scope["path"] in SIZES:
+        await send({"type": "http.response.body", "body": b"x" * SIZES[scope["path"]]})
         return
     part = {"type": "http.response.body", "body": b"x" * 16384, "more_body": True}
     if scope["path"] == "/endless":
@@ -222,6 +227,25 @@ async def test_a_client_that_takes_nothing_of_its_answer_is_left(
         writer.write(COMPLETE.replace(b"/", b"/endless", 1))
         await ENDED.wait()
         assert not reader.at_eof()
+
+
+@pytest.mark.parametrize("paths", [["/short"], ["/long", "/short"]])
+async def test_a_client_that_takes_nothing_of_answers_that_are_sent_is_left(
+    monkeypatch: pytest.MonkeyPatch, paths: list[str]
+) -> None:
+    loop = asyncio.get_running_loop()
+    async with server(monkeypatch, send_buffer=4096) as port, asyncio.timeout(10 * TIMEOUT_S):
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", port))
+            for path in paths:
+                await loop.sock_sendall(client, COMPLETE.replace(b"/", path.encode(), 1))
+                await asyncio.sleep(TIMEOUT_S / 8)
+            while not connections.BoundedConnection.places._all:
+                await asyncio.sleep(0.01)
+            while connections.BoundedConnection.places._all:
+                await asyncio.sleep(0.01)
 
 
 async def test_a_client_that_takes_its_answer_slowly_is_not_left(

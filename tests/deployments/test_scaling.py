@@ -97,6 +97,8 @@ def test_a_replica_reports_its_queue_goodput_and_slo_attainment() -> None:
         reported.observe(Left(12.0, view, "stop", Statistics(ttft_s=ttft_s), internal=False))
     read = reported.read([Statistics(queue_s=0.1), Statistics(), Statistics()], now=14.0)
     assert read == {"running": 1, "waiting": 2, "goodput": 8 / 10, "attainment": 0.5}
+    later = reported.read([Statistics(queue_s=0.1)], now=1000.0)
+    assert later["attainment"] == 1, "or a load without SLOs would keep every replica for ever"
 
 
 def test_serve_adds_a_replica_while_requests_wait() -> None:

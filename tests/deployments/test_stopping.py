@@ -48,6 +48,26 @@ def test_only_an_ingress_that_serves_is_waited_for(
     assert drained == (["one"] if waits else [])
 
 
+def test_an_ingress_that_is_lost_does_not_cut_off_other_applications(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[str] = []
+
+    async def drained(name: str) -> None:
+        if name == "lost":
+            raise RuntimeError(name)
+        await asyncio.sleep(0.05)
+        ended.append(name)
+
+    def handle(_ingress: str, name: str) -> SimpleNamespace:
+        return SimpleNamespace(drain=SimpleNamespace(remote=lambda: drained(name)))
+
+    monkeypatch.setattr(stopping, "DeploymentHandle", handle)
+    with pytest.raises(RuntimeError, match="lost"):
+        asyncio.run(stopping._drain(["lost", "one"]))
+    assert ended == ["one"]
+
+
 def test_a_call_that_is_cancelled_ends_serve_run(
     stop: stopping._Stop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

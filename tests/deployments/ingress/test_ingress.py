@@ -166,6 +166,8 @@ async def test_a_wrong_path_or_method_is_told_the_way_out(app: App) -> None:
     wrong = await app.client.get("/v1/chat/completions")
     assert (wrong.status_code, wrong.headers["Allow"]) == (405, "POST")
     assert "Allow" in wrong.json()["error"]["message"]
+    redirected = await app.ask("/v1/completions/")
+    assert redirected.status_code == 404, "not sent to what the request's Host names"
 
 
 @within(http_app)

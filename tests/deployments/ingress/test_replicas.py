@@ -4,16 +4,17 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from ray.exceptions import RayActorError
 
 from deployments.ingress import replicas as replicas_module
 from deployments.ingress.errors import ApiError
+from deployments.ingress.failover import FailoverStream
 from deployments.ingress.heartbeat_sender import HeartbeatSender
 from deployments.ingress.replicas import ClockWatch, Readiness
-from deployments.messages import Heartbeat, Routed
+from deployments.messages import Heartbeat, Routed, StreamRequest
 from engine.request import TargetLimits
 from tests.deployments.local import CONTEXT, VOCAB, Handle, make_config
 
@@ -27,6 +28,7 @@ class Replicas(Handle):
     def __init__(self, **answers: Answer) -> None:
         self.answers = answers
         self.called: list[str] = []
+        self.heartbeats = 0
 
     async def _describe(self, call_args: Routed) -> dict[str, Any]:
         responsive = [name for name in self.answers if name not in call_args["avoid"]]
@@ -37,6 +39,7 @@ class Replicas(Handle):
         return await super()._describe(call_args)
 
     async def _heartbeat(self, heartbeat: Heartbeat) -> None:
+        self.heartbeats += 1
         await self.answers[heartbeat["replica"]]()
 
 
@@ -126,6 +129,34 @@ def test_a_clock_that_is_set_back_is_noticed_until_it_is_where_it_was() -> None:
     assert watch.read(1011.5, 62.0) == 0, "it was set right"
     assert watch.read(2000.0, 63.0) == 0, "forward"
     assert watch.read(1990.0, 63.0) == 10
+
+
+async def test_checks_at_once_are_one_that_outlives_its_first_caller() -> None:
+    replicas = Replicas(one=slow)
+    async with heartbeats_to(replicas) as heartbeats:
+        readiness = Readiness(replicas, heartbeats)
+        alone = asyncio.create_task(readiness.check())
+        others = [asyncio.create_task(readiness.check()) for _ in range(50)]
+        await asyncio.sleep(0.01)
+        alone.cancel()
+        await asyncio.gather(*others)
+        of_one_check = len(replicas.called)
+        assert of_one_check <= 3
+        await readiness.check()
+        assert len(replicas.called) > of_one_check
+
+
+async def test_a_stream_whose_replica_is_lost_hurries_no_heartbeats_to_others() -> None:
+    replicas = Replicas(one=healthy)
+    async with heartbeats_to(replicas) as heartbeats:
+        for name, replica in (("lost", None), ("served", "one")):
+            request = cast("StreamRequest", {"name": name, "routed_to": replica})
+            limits = make_config().limits
+            stream = FailoverStream(request, replicas, (), limits, lambda _replica: None)
+            heartbeats.add(stream)
+            heartbeats.record_written(stream, 1000)
+        await asyncio.sleep(0.2)
+        assert 1 <= replicas.heartbeats <= 2
 
 
 async def test_health_says_that_the_clock_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,11 @@ async def test_a_refused_grammar_names_the_field_of_each_request_and_keeps_none_
         ("json_schema", json.dumps({"items": {"maxItems": 10**6}}), "more than 20000 together"),
         (
             "json_schema",
+            json.dumps({"maxItems": 10**6, "default": {"minItems": -(10**6)}}),
+            "more than 20000 together",
+        ),
+        (
+            "json_schema",
             json.dumps({"anyOf": [{"patternProperties": PATTERNS}]}),
             "patternProperties: more than 100",
         ),
