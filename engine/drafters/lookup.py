@@ -104,12 +104,11 @@ class LookupDrafter:
     def _within_grammar(self, grown: LookupChain, request: str, held: HeldRequest) -> LookupChain:
         """Up to the first token that the request's grammar refuses; empty while it compiles."""
         try:
-            matcher, path = self._matchers.follow(request, held), grown.tokens.tolist()
+            matcher = self._matchers.follow(request, held)
+            length = 0 if matcher is None else matcher.allowed_length(grown.tokens.tolist())
         except GrammarStuck:
-            return grown.first(0)
-        if matcher is None:
-            return grown.first(0)
-        return grown.first(matcher.allowed_length(path))
+            length = 0
+        return grown.first(length)
 
     def _drop(self, request: str, held: HeldRequest) -> None:
         self._matchers.forget([request])
