@@ -1,5 +1,6 @@
 """Calibration maps any drafter's confidences to probabilities of acceptance."""
 
+import pickle
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -125,6 +126,14 @@ def test_follows_a_drafter_that_changes() -> None:
     observe_drafts(calibration, lambda c: 0.9)
     observe_drafts(calibration, lambda c: 0.1, rounds=30_000, seed=1)
     assert of_chain(calibration, [0.5])[0] == pytest.approx(0.1, abs=0.05)
+
+
+def test_memory_does_not_grow() -> None:
+    calibration = Calibration()
+    observe_drafts(calibration, np.sqrt, rounds=100)
+    small = len(pickle.dumps(calibration))
+    observe_drafts(calibration, np.sqrt, rounds=20_000)
+    assert len(pickle.dumps(calibration)) <= small + 64
 
 
 @settings(deadline=None, derandomize=True)
