@@ -1,4 +1,4 @@
-"""Checks a prompt's log-probabilities against the stock model's."""
+"""Checks the log-probabilities of a prompt or an output against the stock model's."""
 
 from collections.abc import Sequence
 
@@ -12,14 +12,15 @@ from tests import reference
 
 def check(
     model: PreTrainedModel,
-    prompt: Sequence[int],
+    tokens: Sequence[int],
     top_n: int,
     reported: Sequence[TokenLogprobs] | None,
+    first: int = 1,
 ) -> None:
-    """`reported`: one entry per token but the first, in order."""
+    """`reported`: one entry per token from `first` on, in order."""
     assert reported is not None
-    logits = torch.from_numpy(reference.forward(model, list(prompt)))
-    for row, token, one in zip(logits.log_softmax(-1)[:-1], prompt[1:], reported, strict=True):
+    rows = torch.from_numpy(reference.forward(model, list(tokens))).log_softmax(-1)[first - 1 : -1]
+    for row, token, one in zip(rows, tokens[first:], reported, strict=True):
         assert one.logprob == pytest.approx(float(row[token]), abs=1e-4)
         assert [value for _, value in one.top] == pytest.approx(
             row.topk(top_n).values.tolist(), abs=1e-4

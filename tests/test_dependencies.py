@@ -84,20 +84,6 @@ def test_each_layer_of_the_environment_pins_what_is_declared_for_it(build: str) 
     assert sum(map(len, layers)) == len(serving | vllm | tests), "each package in one layer"
 
 
-CAPPED = {"torch", "ray"}
-"""For serving, only these may have an upper bound: torch, which vLLM's builds
-pin, ray for its private parts that we use. What only vLLM needs is in vLLM's metadata."""
-
-
-def test_upper_bounds_are_only_those_of_known_breaks() -> None:
-    capped = {
-        normal(one.name)
-        for one in map(Requirement, PROJECT["dependencies"])
-        if any(bound.operator in ("<", "<=", "==", "~=") for bound in one.specifier)
-    }
-    assert capped == CAPPED
-
-
 @pytest.mark.parametrize("build", ["cpu", "gpu"])
 def test_pins_are_within_what_is_declared(build: str) -> None:
     pins = versions(build) | versions(f"vllm-{build}") | versions("test")

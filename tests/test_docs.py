@@ -124,11 +124,6 @@ def test_options_of_commands_are_the_modules(page: Path) -> None:
         assert {*OPTION.findall(arguments)} <= defined_options(module), (module, arguments)
 
 
-def test_an_unknown_option_would_be_found() -> None:
-    (found,) = COMMAND.findall("`python -m lab.studies.comparison --seeds 2\n--jsn x` --later")
-    assert {*OPTION.findall(found[1])} - defined_options(found[0]) == {"--jsn"}
-
-
 def test_every_page_of_the_docs_is_in_its_index() -> None:
     for folder in (ROOT / "docs", ROOT / "lab" / "docs"):
         index = text(folder / "README.md")

@@ -18,11 +18,10 @@ from cluster.built_in_models import smollm2_path
 from cluster.check import read
 from engine.model import PackedModel
 from engine.sampling.params import SamplingParams
-from engine.tokenizer import load_tokenizer
 from engine.verifiers.native import NativeVerifier
 from tests.deployments.serving import URL, application
 from tests.identity import joined
-from tests.smollm2 import needs_smollm2
+from tests.smollm2 import chats, needs_smollm2
 
 pytestmark = needs_smollm2
 HEAD = "general"
@@ -68,14 +67,7 @@ def params(body: Mapping[str, Any]) -> SamplingParams:
 
 
 def bodies() -> list[dict[str, Any]]:
-    """All questions, greedy and sampled, as the chat template writes them."""
-    tokenizer = load_tokenizer(smollm2_path())
-    prompts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=True
-        )["input_ids"]
-        for question in QUESTIONS
-    ]
+    """All questions, greedy and sampled."""
     return [
         {
             "model": "SmolLM2-135M-Instruct",
@@ -85,7 +77,7 @@ def bodies() -> list[dict[str, Any]]:
             "temperature": temperature,
             "seed": number,
         }
-        for number, prompt in enumerate(prompts)
+        for number, prompt in enumerate(chats(QUESTIONS))
         for temperature in (0.0, 0.8)
     ]
 

@@ -109,8 +109,17 @@ def learn_until(holds: Callable[[], bool], expected: Sequence[ReceivedStream], w
     raise AssertionError(f"not after 60 rounds: {what}")
 
 
+def test_who_has_not_agreed_teaches_nothing() -> None:
+    """The first test here: nothing has been learned yet."""
+    stream(store=False)
+    stream(headers=UNNAMED)
+    time.sleep(TWO_REPORTS_S)
+    assert metric("lessons_total") == metric("learned_version") == 0
+    stream()
+    eventually(lambda: metric("lessons_total") > 0, "those who have do")
+
+
 def test_versions_are_learned_and_served_under_load(expected: list[ReceivedStream]) -> None:
-    assert metric("learned_version") == 0
     learn_until(lambda: metric("learned_version") > 0, expected, "a version is served by all")
     shown = httpx.get(f"{URL}/spindle/live", headers=KEY).json()["replicas"][0]["learning"]
     assert shown["drafter"] == "head"
@@ -119,17 +128,6 @@ def test_versions_are_learned_and_served_under_load(expected: list[ReceivedStrea
     check(drafted, expected)
     accepted = sum(one.statistics["accepted"] for one in drafted if one.statistics)
     assert accepted > STREAMS, "what was learned is of use"
-
-
-def test_who_has_not_agreed_teaches_nothing() -> None:
-    time.sleep(TWO_REPORTS_S)
-    before = metric("lessons_total")
-    stream(store=False)
-    stream(headers=UNNAMED)
-    time.sleep(TWO_REPORTS_S)
-    assert metric("lessons_total") == before
-    stream()
-    eventually(lambda: metric("lessons_total") > before, "those who have do")
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from engine.checkpoint import load_stock
+from engine.cpu.prepack import can_pack
 from engine.drafters.loading import load_model_drafter
 from engine.errors import IncompatibleDrafter, IncompleteCheckpoint, OutOfBlocks, UnsupportedModel
 from engine.model import PackedModel, Segment
@@ -27,6 +28,7 @@ def chain(name: str, tokens: list[int], first: int = 0) -> Segment:
 @pytest.mark.parametrize("family", SUPPORTED)
 def test_family_equals_its_stock_model(family: str) -> None:
     model = PackedModel(build(SUPPORTED[family]), kv_tokens=2048)
+    assert not any(can_pack(module) for module in model.hf_model.modules()), "prepacked layers"
     assert largest_error(model, model.hf_model, np.random.default_rng(1)) < 1e-4
 
 

@@ -1,6 +1,7 @@
 """The default model says here what it says in transformers, drafted for or not."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import pytest
 import torch
@@ -16,18 +17,18 @@ from engine.drafters.lookup import SuffixDrafter
 from engine.model import PackedModel
 from engine.protocol import Drafter, Verifier
 from engine.sampling.params import SamplingParams
-from engine.tokenizer import load_tokenizer
 from engine.verifiers.native import NativeVerifier
 from engine.verifiers.vllm.loading import VllmSpec, load_vllm
 from tests.engine.verifiers.backends import EAGER
 from tests.identity import assert_identical, joined
-from tests.smollm2 import eager, needs_smollm2
+from tests.smollm2 import chats, eager, needs_smollm2
 
 QUESTIONS = ("What is gravity?", "Count to 9.", "Repeat: a b c d, a b c d, a b c d")
 TOKENS = 24
 PARAMS = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
 
 
+@cache
 def shipped_head(name: str) -> Drafter:
     return load_eagle3(
         name,
@@ -46,19 +47,9 @@ def copy_of_target() -> Drafter:
     ).drafter
 
 
-def chats() -> list[list[int]]:
-    tokenizer = load_tokenizer(smollm2_path())
-    return [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=True
-        )["input_ids"]
-        for question in QUESTIONS
-    ]
-
-
 @needs_smollm2
 def test_greedy_output_is_transformers_own() -> None:
-    prompts = chats()
+    prompts = chats(QUESTIONS)
     stock = AutoModelForCausalLM.from_pretrained(smollm2_path(), dtype=torch.float32)
     expected = [
         stock.generate(
@@ -80,6 +71,7 @@ def test_greedy_output_is_transformers_own() -> None:
         assert (verdicts < TOKENS * len(prompts)) == (drafter is not None)
 
 
+@cache
 def native() -> Verifier:
     return NativeVerifier(
         PackedModel.load(smollm2_path(), dtype=torch.float32, device="cpu", kv_tokens=2048)
@@ -97,7 +89,7 @@ def vllm() -> Verifier:
 @needs_smollm2
 @pytest.mark.parametrize("load", [native, vllm])
 def test_sampled_streams_are_the_references_on_both_backends(load: Callable[[], Verifier]) -> None:
-    verifier, prompts, verdicts = load(), chats(), list[int]()
+    verifier, prompts, verdicts = load(), chats(QUESTIONS), list[int]()
     params = [
         SamplingParams(temperature=0.8, seed=seed, max_tokens=TOKENS, ignore_eos=True)
         for seed in range(len(prompts))
@@ -118,7 +110,7 @@ def test_on_quantized_weights_drafts_and_batches_change_no_token(quantize: Quant
     model = PackedModel.load(
         smollm2_path(), dtype=torch.float32, device="cpu", kv_tokens=2048, quantize=quantize
     )
-    verifier, prompts = NativeVerifier(model), chats()
+    verifier, prompts = NativeVerifier(model), chats(QUESTIONS)
     params = [
         SamplingParams(temperature=seed % 2 * 0.8, seed=seed, max_tokens=40, ignore_eos=True)
         for seed in range(len(prompts))

@@ -58,17 +58,6 @@ def test_a_host_that_is_behind_says_how_far_it_is() -> None:
     assert host.follow_held(stream.prefix()).committed.ids == [5, 6, 7, 8]
 
 
-def test_another_history_of_the_same_length_is_noticed() -> None:
-    host = Host()
-    host.follow(Stream("a", [5, 6, 7]).order(0).prefix)
-    other = Stream("a", [5, 9, 7])
-    other.seen = 3
-    assert host.follow(other.prefix()) == Missing("a", 0, 1, have=0)
-    assert host.dropped == ["a"]
-    other.seen = 0
-    assert host.follow_held(other.prefix()).committed.ids == [5, 9, 7]
-
-
 def test_the_least_recently_used_request_leaves() -> None:
     host = Host(max_requests=2)
     streams = {name: Stream(name, [1, 2]) for name in "abc"}

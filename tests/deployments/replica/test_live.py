@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from actors.coordinator.events import CaughtUp, Drafted, Verified, VerifiedTrees
-from actors.learning.replica_side import Numbers
 from deployments.replica.live import LiveNumbers
 from policies.flat_trees import flatten
 from policies.request import LaneView, RoundOutcome
@@ -59,11 +58,3 @@ def test_the_numbers_add_up() -> None:
     assert [one["drafter"] for one in shown["hosts"]] == [None, "tiny", "tiny", "ngram"]
     assert "a name" not in json.dumps(shown), "numbers only"
     assert read(numbers, 102.0, seconds=1.0)["drafted"]["tiny"] == 40
-
-
-def test_what_a_drafter_has_learned_is_shown_from_the_trainers_first_answer_on() -> None:
-    numbers = LiveNumbers("r1", LANES)
-    assert read(numbers, 100.0)["learning"] is None
-    learned = Numbers(version=3, tokens=900, share=0.1, served=1.3, candidate=1.4)
-    numbers.set_learning("tiny", learned)
-    assert read(numbers, 101.0)["learning"] == {"drafter": "tiny", **learned}

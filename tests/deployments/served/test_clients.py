@@ -1,4 +1,4 @@
-"""Clients of others, on either backend: schemathesis, vLLM's benchmark client and lm-eval.
+"""Clients of others: schemathesis and lm-eval on either backend, and vLLM's benchmark client.
 
 Worth its seconds: these are what a user points at the endpoint first, and each sends fields and
 reads answers in its own way.
@@ -69,6 +69,7 @@ def test_no_request_makes_the_server_fail(app: str) -> None:
     assert {*("/v1/completions", "/v1/chat/completions", "/v1/responses")} <= paths
 
 
+@pytest.mark.parametrize("app", ["native"], indirect=True)
 def test_vllms_benchmark_client_runs(app: str, tmp_path: Path) -> None:
     options = {
         "backend": "openai",

@@ -105,15 +105,6 @@ def stock_all(model: PreTrainedModel) -> Tensor:
     return torch.stack([model(torch.tensor([p])).logits[0, -1].float() for p in PROMPTS])
 
 
-@pytest.mark.parametrize("family", SUPPORTED)
-@torch.inference_mode()
-def test_prepacked_family_equals_its_stock_model(family: str) -> None:
-    expected = stock_all(build(SUPPORTED[family]))
-    model = PackedModel(build(SUPPORTED[family]), kv_tokens=64)
-    assert not any(can_pack(module) for module in model.hf_model.modules())
-    torch.testing.assert_close(forward_all(model), expected, atol=1e-4, rtol=0)
-
-
 @pytest.mark.parametrize("family", FUSED)
 @torch.inference_mode()
 def test_bfloat16_is_no_worse_than_stock(family: str) -> None:

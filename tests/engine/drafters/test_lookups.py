@@ -105,14 +105,6 @@ def finish(drafter: SuffixDrafter, name: str, prompt: list[int], output: list[in
     drafter.forget([name])
 
 
-def test_the_output_of_a_finished_request_becomes_a_past_output() -> None:
-    drafter = SuffixDrafter()
-    other = Stream("b", [1, 11, 12])
-    assert len(other.draft(drafter, depth=3)) == 0
-    finish(drafter, "a", [1, 2], OUTPUT)
-    assert other.draft(drafter, depth=3).tokens.tolist() == [13, 14, 15]
-
-
 def test_prompts_of_other_requests_are_not_searched() -> None:
     drafter = SuffixDrafter()
     finish(drafter, "a", OUTPUT, [1, 2])

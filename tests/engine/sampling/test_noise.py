@@ -87,15 +87,3 @@ def test_logarithms_of_numpy_and_torch_round_to_the_same_noise_for_every_draw() 
     assert noise[-1] == pytest.approx(17.32868, abs=1e-5)
     assert noise[0] == pytest.approx(-2.85236, abs=1e-5)
     assert np.all(np.diff(noise) >= 0)
-
-
-@pytest.mark.parametrize(
-    ("seed", "position", "noise"),
-    [
-        (0, 0, [0.08482019603252411, 0.13458992540836334, -0.05506591126322746]),
-        (0x0123456789ABCDEF, 1000, [-0.38264185190200806, 7.269165515899658, 2.1018502712249756]),
-        (2**64 - 1, 2**32 - 1, [1.2888767719268799, -0.9859275221824646, -0.8349294066429138]),
-    ],
-)
-def test_the_noise_of_a_seed_never_changes(seed: int, position: int, noise: list[float]) -> None:
-    assert gumbel(seed, position, np.arange(3)).tolist() == noise

@@ -305,13 +305,8 @@ def test_logprobs_equal_the_stock_models_along_the_accepted_path(ample: Host) ->
     assert beside.logprobs is None
     assert answer.tokens == tuple(expected[1:4])
     assert answer.logprobs is not None
-    logits = torch.from_numpy(reference.forward(reference_target(), [*prompt, *expected]))
-    rows = logits[len(prompt) : -1].log_softmax(-1)
-    for row, token, reported in zip(rows, expected[1:], answer.logprobs, strict=True):
-        assert reported.logprob == pytest.approx(float(row[token]), abs=1e-4)
-        top = row.topk(2)
-        assert [one for one, _ in reported.top] == top.indices.tolist()
-        assert [value for _, value in reported.top] == pytest.approx(top.values.tolist(), abs=1e-4)
+    whole = [*prompt, *expected]
+    prompt_logprobs.check(reference_target(), whole, 2, answer.logprobs, first=len(prompt) + 1)
 
 
 @pytest.mark.parametrize("mishap", ["none", "forgotten", "verdict lost"])

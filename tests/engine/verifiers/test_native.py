@@ -6,7 +6,6 @@ The protocol that every backend keeps is tested in test_contract.py.
 from collections.abc import Sequence
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +13,7 @@ from engine.model import PackedModel
 from engine.sampling.params import SamplingParams
 from engine.verifiers.native import NativeVerifier
 from policies.tree import ROOT, DraftTree
-from tests import reference
+from tests import prompt_logprobs, reference
 from tests.checkpoints import eager_llama, llama
 from tests.engine.verifiers.orders import order, verdict
 
@@ -89,11 +88,5 @@ def test_logprobs_equal_the_stock_models_along_the_accepted_path(verifier: Nativ
     verifier.forget(["logprobs"])
     answer = verdict(verifier, order("logprobs", prompt, tree, params=params))
     assert answer.tokens == tuple(expected[:3])
-    assert answer.logprobs is not None
-    logits = torch.from_numpy(reference.forward(eager_llama(**SHAPE), [*prompt, *expected[:3]]))
-    rows = logits[len(prompt) - 1 : -1].log_softmax(-1)
-    for row, token, reported in zip(rows, expected, answer.logprobs, strict=False):
-        assert reported.logprob == pytest.approx(float(row[token]), abs=1e-4)
-        top = row.topk(2)
-        assert [one for one, _ in reported.top] == top.indices.tolist()
-        assert [value for _, value in reported.top] == pytest.approx(top.values.tolist(), abs=1e-4)
+    whole = [*prompt, *expected[:3]]
+    prompt_logprobs.check(eager_llama(**SHAPE), whole, 2, answer.logprobs, first=len(prompt))

@@ -1,4 +1,4 @@
-"""A round's trees as one forest, their order, and the room and time of a verification."""
+"""The room and the time of a verification."""
 
 import pytest
 from hypothesis import given
@@ -6,26 +6,8 @@ from hypothesis import strategies as st
 
 from policies.cost import ForwardCost
 from policies.estimates.online_cost import RefinedCost
-from policies.flat_trees import flatten
-from policies.speculation.forest import budgeted_draft_room, draft_room, forest_of, verify_seconds
-from policies.tree import DraftTree
-from tests.policies.speculation.rounds import SEEDED, by_tree, is_whole, round_context, trees
-
-FORESTS = st.lists(trees(), max_size=5)
-
-
-@SEEDED
-@given(FORESTS, st.integers(0, 20))
-def test_every_prefix_of_both_orders_contains_all_ancestors(
-    drafted: list[DraftTree], kept: int
-) -> None:
-    forest = forest_of(flatten(drafted))
-    for order in (forest.best_first(), forest.shallow_first()):
-        masks = by_tree(forest.mask(order[:kept]), forest.starts)
-        assert sum(int(mask.sum()) for mask in masks) == min(kept, forest.nodes)
-        assert [len(mask) for mask in masks] == [len(tree) for tree in drafted]
-        for tree, mask in zip(drafted, masks, strict=True):
-            assert is_whole(tree, mask)
+from policies.speculation.forest import budgeted_draft_room, draft_room, verify_seconds
+from tests.policies.speculation.rounds import SEEDED, round_context
 
 
 def test_only_budgeted_draft_room_is_limited_by_adaserves_budget() -> None:
