@@ -14,9 +14,10 @@ from cluster.built_in_models import TARGET, model_path
 from cluster.config.drafter_kinds import drafter_kind
 from engine.drafters.model import ModelDrafter, make_runner
 from engine.errors import UnreadableCheckpoint
-from engine.protocol import Drafter
+from engine.protocol import Drafter, Verdict
 from engine.sampling.params import SamplingParams
 from engine.verifiers.vllm.loading import VllmSpec, load_vllm
+from tests import prompt_logprobs
 from tests.adapters import merged, write_adapter
 from tests.engine.drafters.feature_reader import FeatureReader, check_features
 from tests.engine.streams import AMPLE, END, questions, reference_target, zoo_model
@@ -88,6 +89,26 @@ def test_streams_are_those_of_the_merged_weights(
             those = FeatureReader(one, LAYERS)
             those.read = [row for row in reader.read if int(row[0]) in own]
             check_features(those, model, CLOSE)
+
+
+def test_prompts_have_the_log_probabilities_of_their_adapter(
+    verifier: "VllmVerifier", adapters: dict[str, Path]
+) -> None:
+    prompts = [prompt[: 20 + place] for place, prompt in enumerate(questions(False)[:4])]
+    orders = [
+        order(
+            name or "none",
+            prompt,
+            params=SamplingParams(temperature=0, prompt_logprobs=2, adapter=name),
+        )._replace(prompt_logprobs_from=1)
+        for name, prompt in zip(NAMES, prompts, strict=True)
+    ]
+    answers = verifier.verify(orders)
+    verifier.forget([one.prefix.request for one in orders])
+    for name, prompt, answer in zip(NAMES, prompts, answers, strict=True):
+        model = merged(model_path(TARGET), adapters[name]) if name else reference_target()
+        assert isinstance(answer, Verdict)
+        prompt_logprobs.check(model, prompt, 2, answer.prompt_logprobs)
 
 
 def test_the_prefix_cache_is_the_adapters_own(verifier: "VllmVerifier") -> None:

@@ -68,6 +68,10 @@ class WorkerExtension:
         # Near the end of the context vLLM disables the proposer on a path that needs CUDA, which
         # an empty proposer does not need.
         runner.effective_drafter_max_model_len = NO_LIMIT
+        if runner.vllm_config.lora_config:
+            require_attributes(runner, "num_prompt_logprobs", "_set_active_loras")
+            original = runner._get_prompt_logprobs_dict
+            runner._get_prompt_logprobs_dict = partial(prompt_logprobs, runner, original)
         layers = runner.vllm_config.additional_config.get(FEATURE_LAYERS)
         if layers:
             model = runner.get_model()
@@ -87,6 +91,35 @@ def sample_tokens(
     output = original(*arguments)
     output.spindle_features = _features(runner, state, output.sampled_token_ids)
     return output
+
+
+PromptLogprobs = dict[str, LogprobsTensors | None]
+
+
+def prompt_logprobs(
+    runner: GPUModelRunner,
+    original: Callable[[torch.Tensor, Mapping[str, int]], PromptLogprobs],
+    states: torch.Tensor,
+    scheduled: Mapping[str, int],
+) -> PromptLogprobs:
+    """Replaces GPUModelRunner._get_prompt_logprobs_dict, which takes the adapters of the batch's
+    sampled rows for the rows of a prompt: here each prompt has its own adapter."""
+    asked, found = runner.num_prompt_logprobs, PromptLogprobs()
+    for name, top_n in [*asked.items()]:
+        if name not in scheduled:
+            continue
+        request = runner.requests[name]
+        left = len(request.prompt_token_ids) - request.num_computed_tokens - 1
+        adapter = request.lora_request
+        rows = (adapter.lora_int_id if adapter else 0,) * min(scheduled[name], left)
+        if rows:
+            runner._set_active_loras(rows, rows, {adapter} if adapter else set())
+        runner.num_prompt_logprobs = {name: top_n}
+        found |= original(states, scheduled)
+        if not runner.num_prompt_logprobs:
+            del asked[name]
+    runner.num_prompt_logprobs = asked
+    return found
 
 
 def _features(
