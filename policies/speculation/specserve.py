@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from policies.cost import CostModel
 from policies.estimates.calibration import IDENTITY, Calibration, Curve
 from policies.protocols import Candidates, DraftPlan, LaneBatch, Mask, RoundContext
+from policies.ranges import DRAFT_DEPTH, require
 from policies.speculation.forest import (
     Floats,
     context_tokens,
@@ -43,6 +44,9 @@ class SpecServeParams:
     """The most draft steps. The paper limits them by efficiency alone."""
     eliminate: bool = True
     """Off: SpecServe- of Table 2, with the adaptive drafter alone."""
+
+    def __post_init__(self) -> None:
+        require(DRAFT_DEPTH, max_length=self.max_length)
 
 
 def goodput(tokens: float, seconds: float, waiting_s: float, tpot_s: float) -> float:
