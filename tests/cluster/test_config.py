@@ -402,3 +402,22 @@ def test_the_default_model_is_named_as_it_is_and_refused_where_it_was_not_fetche
     config = AppConfig.model_validate(args)
     assert config.served_name == "SmolLM2-135M-Instruct"
     assert config.target.path() == tmp_path / "SmolLM2-135M-Instruct"
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter", "apart"),
+    [
+        (0.9, 0.1, False),
+        (1, 1, True),
+        (1, 0.5, True),
+        (0, 0.5, True),
+        (0, 0, False),
+    ],
+)
+def test_a_drafter_is_apart_unless_it_may_get_a_part_of_the_targets_gpu(
+    target: float, drafter: float, apart: bool
+) -> None:
+    config = AppConfig.model_validate(
+        {"target": {"gpus": target}, "drafters": [TINY | {"gpus": drafter}]}
+    )
+    assert config.drafters[0].is_apart_from(config.target) == apart
