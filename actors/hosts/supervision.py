@@ -110,7 +110,7 @@ class Supervised:
         return await self._incarnation.call(method, *arguments)
 
     async def recover(self) -> None:
-        """Restarts the host until it takes calls; raises HostLost when it gives up, and WorkerFailed
+        """Restarts the host until it takes calls. Raises HostLost when it gives up, WorkerFailed
         when the worker has failed MOST_FAILURES times in turn."""
         failures = 0
         async with self._recovery:

@@ -230,7 +230,7 @@ def test_a_lane_that_hangs_holds_up_no_other_and_is_sent_nothing_more() -> None:
         sent += 1
         await asyncio.Event().wait()
 
-    hosts[LANES[0]].renew = hang  # type: ignore[method-assign]
+    hosts[LANES[0]].renew = hang  # type: ignore[assignment, method-assign]
 
     async def exchange(_report: Report) -> Answer:
         return Answer(wanted=1, lanes=dict.fromkeys(LANES, 1), versions={1: content}, numbers={})  # type: ignore[typeddict-item]
