@@ -33,7 +33,8 @@ _INITIAL_CONFIDENCE = 0.7
 _MEMORY = 4096.0
 """Draft tokens over which the historical mean is taken."""
 _TRIED_EVERY = 32
-"""Rounds in which drafts would pay but for the time of a call, of which one has it anyway."""
+"""Rounds in which only what calls have shown speaks against drafts, of which one has some anyway.
+"""
 VIOLATES = -1.0
 """Algorithm 3's estimate of a round that violates the TPOT."""
 
@@ -182,9 +183,10 @@ class SpecServe:
         # A draft call that stops before its first step still reads what was committed.
         if any(rule(0, list(rule.context), ())):
             return DraftPlan(limits, rule)
-        # What a call itself takes only calls measure, so a slow one would be the last.
+        # What a call takes and how confident the lane is only calls show: else the first one that
+        # is slow, or about hard text, would be the last.
         self._declined[batch.lane] += 1
-        trial = replace(rule, call_s=0.0)
+        trial = replace(rule, call_s=0.0, mean_confidence=1.0)
         if self._declined[batch.lane] % _TRIED_EVERY == 0 and any(trial(0, [*rule.context], ())):
             return DraftPlan(limits, trial)
         return DraftPlan.plain(batch)
