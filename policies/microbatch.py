@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from policies.cost import CostModel
+from policies.ranges import MICRO_BATCHES, require
 
 _ROUNDS = 12
 """Simulated rounds, including the first ones, which fill the pipeline and are not counted."""
@@ -31,8 +32,8 @@ class MicroBatchParams:
     """Always so many for a lane with as many requests; null: as many as are predicted to gain."""
 
     def __post_init__(self) -> None:
-        if self.parts is not None and self.parts < 1:
-            raise ValueError(f"parts is at least 1, or null, and not {self.parts}")
+        if self.parts is not None:
+            require(MICRO_BATCHES, parts=self.parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,13 @@ class Range:
         return f"{'(' if self.above else '['}{self.least}, {self.most}]"
 
 
+def require(limits: Range, **values: float) -> None:
+    """Raises ValueError naming the first of these values that is outside."""
+    for name, value in values.items():
+        if not limits.holds(value):
+            raise ValueError(f"{name} is in {limits}, not {value}")
+
+
 COUNT = Range(0, _INT32)
 """A count of anything."""
 AT_LEAST_ONE = Range(1, _INT32)
@@ -50,6 +57,10 @@ PRIORITY = Range(-_INT32, _INT32)
 SLO_S = Range(1e-6, 86_400)
 """A microsecond to a day."""
 SLO_MS = Range(1000 * SLO_S.least, 1000 * SLO_S.most)
+
+DRAFT_DEPTH = Range(1, 1024)
+DRAFT_WIDTH = Range(1, 64)
+MICRO_BATCHES = Range(1, 64)
 
 MAX_BIASES = 1024
 MAX_STOP_TOKENS = 1024

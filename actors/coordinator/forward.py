@@ -175,14 +175,16 @@ def _node_sources(drafts: Sequence[RoundDraft]) -> Ints | None:
 
 def _chunks(prefilling: Sequence[RequestState], room: int) -> list[tuple[RequestState, int]]:
     """Prompt tokens for this forward, in the schedule's order. Tenants get equal parts of the room,
-    and what some leave of theirs, so that no tenant waits until another's long prompts are read.
-    """
+    and what some leave of theirs, so that no tenant waits until another's long prompts are read. A
+    token too many is the first request's, so that none waits for ever where there are few."""
     pending = Counter[str]()
     for request in prefilling:
         pending[request.view.tenant] += request.pending
     rooms, left = dict[str, int](), max(0, room)
     for place, (tenant, wanted) in enumerate(sorted(pending.items(), key=itemgetter(1))):
-        rooms[tenant] = min(wanted, left // (len(pending) - place))
+        share, surplus = divmod(left, len(pending) - place)
+        own = tenant == prefilling[0].view.tenant
+        rooms[tenant] = min(wanted, share + min(1, surplus) * own)
         left -= rooms[tenant]
     chunks = []
     for request in prefilling:

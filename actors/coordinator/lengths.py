@@ -6,6 +6,7 @@ requests run.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,6 @@ from typing import Any
 from actors.coordinator.events import Arrived, Event, Left, Verified
 from actors.coordinator.loop import Coordinator
 from actors.hosts.protocol import VerifierHost
-from engine.errors import SpindleError
 from engine.sampling.params import SamplingParams
 from engine.tokenizer import load_tokenizer
 from policies.estimates.output_lengths import LearnedLengths
@@ -23,6 +23,7 @@ from policies.scheduling.rank_answers import Values, ranks_from_logits, read_len
 from policies.scheduling.rank_prompts import FORMS, Message
 from policies.scheduling.self_ranked import RankBatch, SelfRanked
 
+_LOG = logging.getLogger("spindle")
 TOKENS_PER_REQUEST = 12
 """Answer tokens for each ranked request: `[7]`, three digits, a comma, and one to spare."""
 _PROMPTS_AT_ONCE = 4
@@ -120,7 +121,8 @@ class Ranker:
             requests = self._text.requests_of(prompts)
             prompt = self._text.encode_chat(FORMS[batch.form](requests))
             values = await self._values(batch, prompt, coordinator)
-        except SpindleError:
+        except Exception as error:  # also of a chat template that takes no system message
+            _LOG.warning("requests are not ranked: %r", error)
             values = [None] * len(batch.requests)
         finally:
             self._prompt_slots.release()

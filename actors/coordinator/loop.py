@@ -188,11 +188,6 @@ class Coordinator:
         if (request := self._requests.get(name)) is not None:
             self._cancel(request)
 
-    def acknowledge(self, name: str, tokens: int) -> None:
-        """`tokens` of the output have reached the client. Unknown requests are no error."""
-        if (request := self._requests.get(name)) is not None:
-            request.stream.acknowledge(tokens)
-
     async def check_hosts(self) -> None:
         """Finds lost hosts among the idle ones and recovers them. Call it periodically; the loss of
         a busy host ends the call that it is working on."""

@@ -98,7 +98,7 @@ async def start_fleet(
         verify = await verifier.measure(cache_dir, measure_s)
         verifier.cost = verify.verify
         draft = await _measure_drafters(models, cache_dir, measure_s)
-        lanes = [await _lane(model, draft[model.lane]) for model in models]
+        lanes = [await _lane(model, draft[model.lane], target) for model in models]
     except BaseException:
         for close in closers:
             close()
@@ -180,16 +180,14 @@ def _required(group: Group | None) -> Group:
     return group
 
 
-async def _lane(model: _Model, costs: DraftCosts) -> Lane:
+async def _lane(model: _Model, costs: DraftCosts, target: TargetConfig) -> Lane:
     drafter, lane, host = model
     host.cost = costs.step
     catch_up_s = costs.step.predict(0, 1) - costs.step.predict(0, 0)
     return Lane(
         LaneView(lane, drafter.name, drafter.max_batch, catch_up_s),
         host,
-        # An inline drafter shares the target's device; an actor without a GPU shares cores, with
-        # the coordinator at least.
-        own_processors=drafter.placement == "actor" and drafter.gpus > 0,
+        own_processors=drafter.is_apart_from(target),
         feature_layers=await host.feature_layers(),
     )
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from actors.hosts.protocol import HostLost
+from actors.hosts.rpc_channel import WorkerFailed
 
 _LOG = logging.getLogger(__name__)
 
@@ -18,6 +19,10 @@ LONGEST_PAUSE_S = 10.0
 STEADY_S = 10.0
 """A host that has run for so long is restarted at once. One that is lost sooner again and again is
 restarted after pauses, each twice as long as the last."""
+
+MOST_FAILURES = 3
+"""A worker that cannot load its model may lack memory that the process before it has not given
+back yet; one that fails so often will not load it."""
 
 
 class Incarnation(Protocol):
@@ -105,7 +110,9 @@ class Supervised:
         return await self._incarnation.call(method, *arguments)
 
     async def recover(self) -> None:
-        """Restarts the host until it takes calls; raises HostLost when it gives up."""
+        """Restarts the host until it takes calls. Raises HostLost when it gives up, WorkerFailed
+        when the worker has failed MOST_FAILURES times in turn."""
+        failures = 0
         async with self._recovery:
             while self._incarnation is None and not self._closed:
                 await asyncio.sleep(self._pause_s())
@@ -113,9 +120,12 @@ class Supervised:
                     async with asyncio.timeout(self._left_s()):
                         self._accept(await self._launch_next())
                     _LOG.warning("%s is back, life %d", self.name, self._launches - 1)
-                except (HostLost, TimeoutError) as error:
+                except (HostLost, TimeoutError, WorkerFailed) as error:
                     _LOG.warning("%s did not start: %r", self.name, error)
                     self._early_losses += 1
+                    failures = failures + 1 if isinstance(error, WorkerFailed) else 0
+                    if failures == MOST_FAILURES:
+                        raise
                     if self._gives_up and self._left_s() <= 0:
                         raise HostLost(
                             f"{self.name} did not come back within {self._recovery_s} s: {error!r}"

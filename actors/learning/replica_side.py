@@ -88,6 +88,8 @@ class Learning:
         self._hosts = hosts
         self._show = show
         self._refused: set[int] = set()
+        self._renewals: dict[str, asyncio.Task[None]] = {}
+        """By lane the last one: a lane that hangs holds up no other."""
         self._answered = False
         """The trainer has, the last time; at the start it is loading."""
 
@@ -120,20 +122,24 @@ class Learning:
         self._lessons.wanted = answer["wanted"]
         self._show(answer["numbers"], len(lessons), self._lessons.passed_over)
         self._lessons.passed_over = 0
-        await self._renew(answer)
-
-    async def _renew(self, answer: Answer) -> None:
         for lane, version in answer["lanes"].items():
             content = answer["versions"].get(version)
             if version == self._lessons.versions[lane] or content is None:
                 continue
-            try:
-                await self._hosts[lane].renew(content)
-            except HostLost:
-                continue  # its next process is asked again
-            except Exception as error:  # also where memory is short: others go on
-                if version not in self._refused:
-                    _LOG.error("version %d of a drafter cannot be served: %r", version, error)
-                self._refused.add(version)
-            else:
-                self._lessons.versions[lane] = version
+            if lane not in self._renewals or self._renewals[lane].done():
+                renewal = self._renew(lane, version, content)
+                self._renewals[lane] = asyncio.create_task(renewal)
+        if under_way := [one for one in self._renewals.values() if not one.done()]:
+            await asyncio.wait(under_way, timeout=_INTERVAL_S)
+
+    async def _renew(self, lane: str, version: int, content: bytes) -> None:
+        try:
+            await self._hosts[lane].renew(content)
+        except HostLost:
+            return  # its next process is asked again
+        except Exception as error:  # also where memory is short: others go on
+            if version not in self._refused:
+                _LOG.error("version %d of a drafter cannot be served: %r", version, error)
+            self._refused.add(version)
+        else:
+            self._lessons.versions[lane] = version

@@ -31,8 +31,14 @@ def check_drafters(drafters: Sequence[DrafterConfig], policies: PoliciesConfig) 
         if names.count(name) > 1:
             raise ValueError(f"drafters: two of them are named {name!r}; rename one")
     chosen = policies.selection.options.get("drafter")
-    if chosen is not None and chosen not in names:
-        there = f"there are {', '.join(names)}" if names else "there are no drafters"
+    models = [drafter.name for drafter in drafters if not drafter.is_lookup]
+    if chosen in names and chosen not in models:
+        raise ValueError(
+            f"policies.selection.options.drafter: {chosen} is a lookup, which drafts for every "
+            "request in any case; name a model"
+        )
+    if chosen is not None and chosen not in models:
+        there = f"there are {', '.join(models)}" if models else "there are no drafters"
         raise ValueError(f"policies.selection.options.drafter: no {chosen!r}; {there}")
 
 

@@ -252,6 +252,13 @@ class DrafterConfig(Section):
     def device(self) -> str:
         return _device(self.gpus)
 
+    def is_apart_from(self, target: TargetConfig) -> bool:
+        """Whether its instances never compute on the target's processors. Ray may put shares that
+        fit on one GPU there; an actor without a GPU shares cores, with the coordinator at least."""
+        if self.placement == "inline" or not self.gpus:
+            return False
+        return not target.gpus or self.gpus + target.gpus > 1
+
     def kv_capacity(self, target: TargetConfig) -> int:
         """`kv_tokens`, or its default beside this target."""
         if self.kv_tokens is not None:

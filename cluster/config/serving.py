@@ -191,5 +191,7 @@ def _check_types(where: str, params: type, options: Options) -> None:
         # Through JSON in strict mode, which accepts a mapping for a dataclass but no "3" for a
         # number.
         adapter.validate_json(json.dumps(options), strict=True)
+    except TypeError as error:  # YAML has dates and more
+        raise ValueError(f"{where}: {error}") from error
     except ValidationError as error:
         raise ValueError("; ".join(f"{where}.{line}" for line in problems(error))) from error

@@ -248,10 +248,9 @@ def _checked(
         cost, budget = costs.draft[drafter.name]
         if placed.fleet.given is not None:
             models[drafter.name] = of_given(placed.fleet.given, planned.model)
+        apart = drafter.is_apart_from(config.target)
         specs += [
-            DrafterSpec(
-                lane, drafter.name, cost, drafter.max_batch, budget, apart=drafter.gpus >= 1
-            )
+            DrafterSpec(lane, drafter.name, cost, drafter.max_batch, budget, apart=apart)
             for lane in drafter.lanes
         ]
     backend = BACKENDS[config.target.backend]

@@ -39,7 +39,7 @@ class FairnessParams:
     (triage.py); 1: never."""
 
     def __post_init__(self) -> None:
-        if self.starve_after_s <= 0:
+        if not self.starve_after_s > 0:  # nor NaN
             raise ValueError(f"starve_after_s is above 0, not {self.starve_after_s}")
         if not 0 < self.late_share <= 1:
             raise ValueError(f"late_share is above 0 and at most 1, not {self.late_share}")

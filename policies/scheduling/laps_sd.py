@@ -29,9 +29,9 @@ class LapsSdParams:
     """δ: the range within which it must stay over those rounds."""
 
     def __post_init__(self) -> None:
-        if self.queues < 1 or self.first_queue_s <= 0 or self.growth <= 1:
+        if not (self.queues >= 1 and self.first_queue_s > 0 and self.growth > 1):
             raise ValueError("queues must be at least 1, first_queue_s above 0, growth above 1")
-        if self.stable_rounds < 2 or self.stable_within <= 0:
+        if not (self.stable_rounds >= 2 and self.stable_within > 0):
             raise ValueError("stability takes stable_rounds of at least 2 and stable_within > 0")
 
 

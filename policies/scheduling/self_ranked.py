@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+from policies.ranges import SECONDS, require
 from policies.request import RequestView, RoundOutcome, by_arrival
 from policies.scheduling.rank_answers import competition_ranks
 from policies.scheduling.rank_prompts import MAX_BATCH
@@ -40,6 +41,7 @@ class RankQueue:
     def __init__(self, form: Form, batch: int = MAX_BATCH, timeout_s: float = 0.5) -> None:
         if not 1 <= batch <= MAX_BATCH:
             raise ValueError(f"a ranking prompt takes 1 to {MAX_BATCH} requests, not {batch}")
+        require(SECONDS, timeout_s=timeout_s)
         self._form: Form = form
         self._batch = batch
         self._timeout_s = timeout_s

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.protocols import RoundContext
+from policies.ranges import COUNT, require
 from policies.request import LaneView, RequestView, RoundOutcome
 from policies.selection.lane_capacity import LaneCapacity, unmatched_values
 from policies.selection.membership import Membership
@@ -30,10 +31,9 @@ class LbssParams:
     goodput g and slot time τ, re-computation loses g/τ: 1000 with 50 tokens/s and 50 ms."""
 
     def __post_init__(self) -> None:
+        require(COUNT, alpha=self.alpha, switch_weight=self.switch_weight)
         if self.beta < 1 or self.alpha < self.beta or self.alpha % self.beta:
             raise ValueError(f"alpha is a multiple of beta, not {self.alpha} of {self.beta}")
-        if self.switch_weight < 0:
-            raise ValueError(f"switch_weight is not negative, as {self.switch_weight} is")
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
+from policies.ranges import COUNT, DRAFT_DEPTH, DRAFT_WIDTH, require
 from policies.speculation.forest import (
     Floats,
     Forest,
@@ -33,6 +34,10 @@ class TreeShape:
     c2: int = 0
     """The paper tunes c₁ and c₂ by grid search and gives no values."""
 
+    def __post_init__(self) -> None:
+        require(DRAFT_DEPTH, min_depth=self.min_depth, max_depth=self.max_depth)
+        require(DRAFT_WIDTH, max_width=self.max_width)
+
     def plans(self, batches: Sequence[LaneBatch], context: RoundContext) -> list[DraftPlan]:
         """Alike for all lanes but for their own budgets B₂: n counts all active requests, which
         share B₁ whatever lanes they are on."""
@@ -55,6 +60,9 @@ class AdaServeParams:
     """n_max: the most draft tokens of a request in the SLO step. The paper gives no value."""
     throughput_step: bool = True
     """Off: SLO-customised selection alone, as in the second bar of AdaServe's Fig. 16."""
+
+    def __post_init__(self) -> None:
+        require(COUNT, most_for_slo=self.most_for_slo)
 
 
 class AdaServe:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.protocols import Candidates, DraftPlan, LaneBatch, Mask, RoundContext
+from policies.ranges import DRAFT_DEPTH, require
 from policies.speculation.forest import draft_limits, draft_room, forest_of
 
 
@@ -34,6 +35,9 @@ class Off:
 class FixedParams:
     length: int = 4
     """Draft tokens per request and round (SpecServe and AdaServe compare with 1, 3 and 5)."""
+
+    def __post_init__(self) -> None:
+        require(DRAFT_DEPTH, length=self.length)
 
 
 class Fixed:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from policies.cost import CostModel
 from policies.estimates.calibration import IDENTITY, Calibration, Curve
 from policies.protocols import Candidates, DraftPlan, LaneBatch, Mask, RoundContext
+from policies.ranges import DRAFT_DEPTH, require
 from policies.speculation.forest import (
     Floats,
     context_tokens,
@@ -32,7 +33,8 @@ _INITIAL_CONFIDENCE = 0.7
 _MEMORY = 4096.0
 """Draft tokens over which the historical mean is taken."""
 _TRIED_EVERY = 32
-"""Rounds in which drafts would pay but for the time of a call, of which one has it anyway."""
+"""Rounds in which only what calls have shown speaks against drafts, of which one has some anyway.
+"""
 VIOLATES = -1.0
 """Algorithm 3's estimate of a round that violates the TPOT."""
 
@@ -43,6 +45,9 @@ class SpecServeParams:
     """The most draft steps. The paper limits them by efficiency alone."""
     eliminate: bool = True
     """Off: SpecServe- of Table 2, with the adaptive drafter alone."""
+
+    def __post_init__(self) -> None:
+        require(DRAFT_DEPTH, max_length=self.max_length)
 
 
 def goodput(tokens: float, seconds: float, waiting_s: float, tpot_s: float) -> float:
@@ -178,9 +183,10 @@ class SpecServe:
         # A draft call that stops before its first step still reads what was committed.
         if any(rule(0, list(rule.context), ())):
             return DraftPlan(limits, rule)
-        # What a call itself takes only calls measure, so a slow one would be the last.
+        # What a call takes and how confident the lane is only calls show: else the first one that
+        # is slow, or about hard text, would be the last.
         self._declined[batch.lane] += 1
-        trial = replace(rule, call_s=0.0)
+        trial = replace(rule, call_s=0.0, mean_confidence=1.0)
         if self._declined[batch.lane] % _TRIED_EVERY == 0 and any(trial(0, [*rule.context], ())):
             return DraftPlan(limits, trial)
         return DraftPlan.plain(batch)

@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+from datetime import date
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +35,12 @@ def refused(args: dict[str, Any]) -> list[str]:
     return list(problems(error.value))
 
 
+def policy(kind: str, name: str, **options: Any) -> dict[str, Any]:
+    return {"policies": {kind: {"name": name, "options": options}}}
+
+
 def speculation(name: str, **options: Any) -> dict[str, Any]:
-    return {"policies": {"speculation": {"name": name, "options": options}}}
+    return policy("speculation", name, **options)
 
 
 @pytest.mark.parametrize(
@@ -107,12 +113,25 @@ def speculation(name: str, **options: Any) -> dict[str, Any]:
         ("speculation.options.shape.max_width", speculation("adaserve", shape={"max_width": 0.5})),
         ("policies.pipeline.mode", {"policies": {"pipeline": {"mode": "fastest"}}}),
         ("fairness.starve_after_s", {"policies": {"fairness": {"starve_after_s": "long"}}}),
+        ("starve_after_s is above 0", {"policies": {"fairness": {"starve_after_s": nan}}}),
+        ("policies.pipeline: parts", {"policies": {"pipeline": {"parts": 10**9}}}),
+        ("switch_weight", policy("selection", "lbss", switch_weight=inf)),
+        ("growth above 1", policy("schedule", "laps_sd", growth=nan)),
+        ("timeout_s", policy("schedule", "self_ranked", timeout_s=nan)),
+        ("max_depth", speculation("planner", max_depth=10**12)),
+        ("max_width", speculation("planner", max_width=-1)),
+        ("max_width", speculation("adaserve", shape={"max_width": 0})),
+        ("most_for_slo", speculation("adaserve", most_for_slo=-1)),
+        ("max_length", speculation("specserve", max_length=0)),
+        ("speculation.options.length", speculation("fixed", length=-1)),
+        ("selection.options", policy("selection", "fixed", drafter=date(2020, 1, 1))),
+        (
+            "policies.selection.options.drafter: ngram is a lookup",
+            {"drafters": [TINY, NGRAM]} | policy("selection", "fixed", drafter="ngram"),
+        ),
         (
             "policies.selection.options.drafter: no 'huge'; there are tiny",
-            {
-                "drafters": [TINY],
-                "policies": {"selection": {"name": "fixed", "options": {"drafter": "huge"}}},
-            },
+            {"drafters": [TINY]} | policy("selection", "fixed", drafter="huge"),
         ),
         ("slo_classes.chat: ttft_ms or tpot_ms", {"slo_classes": {"chat": {}}}),
         ("slo_classes.chat.tpot_ms", {"slo_classes": {"chat": {"tpot_ms": 0}}}),
@@ -177,7 +196,7 @@ def test_policies_change_alone_and_are_checked_anew() -> None:
     changed = config.with_policies({"speculation": {"name": "specserve"}})
     assert changed.policies.speculation.name == "specserve"
     assert changed == config.model_copy(update={"policies": changed.policies})
-    with pytest.raises(ValidationError, match="no 'huge'; there are tiny, ngram"):
+    with pytest.raises(ValidationError, match="no 'huge'; there are tiny"):
         config.with_policies({"selection": {"name": "fixed", "options": {"drafter": "huge"}}})
 
 
@@ -383,3 +402,22 @@ def test_the_default_model_is_named_as_it_is_and_refused_where_it_was_not_fetche
     config = AppConfig.model_validate(args)
     assert config.served_name == "SmolLM2-135M-Instruct"
     assert config.target.path() == tmp_path / "SmolLM2-135M-Instruct"
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter", "apart"),
+    [
+        (0.9, 0.1, False),
+        (1, 1, True),
+        (1, 0.5, True),
+        (0, 0.5, True),
+        (0, 0, False),
+    ],
+)
+def test_a_drafter_is_apart_unless_it_may_get_a_part_of_the_targets_gpu(
+    target: float, drafter: float, apart: bool
+) -> None:
+    config = AppConfig.model_validate(
+        {"target": {"gpus": target}, "drafters": [TINY | {"gpus": drafter}]}
+    )
+    assert config.drafters[0].is_apart_from(config.target) == apart

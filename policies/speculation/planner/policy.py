@@ -17,6 +17,7 @@ import numpy as np
 from policies.estimates.acceptance import level_accepted
 from policies.estimates.calibration import IDENTITY, NO_RANK_COUNTS, Calibration
 from policies.protocols import Candidates, DraftLimit, DraftPlan, LaneBatch, Mask, RoundContext
+from policies.ranges import DRAFT_DEPTH, DRAFT_WIDTH, require
 from policies.request import RequestView
 from policies.speculation.forest import context_tokens, draft_room, draft_tokens_left
 from policies.speculation.planner.beam_width import (
@@ -41,6 +42,10 @@ class PlannerParams:
     max_depth: int = 8
     max_width: int = 3
     """Maximum width of models' draft trees, if the verifier takes trees."""
+
+    def __post_init__(self) -> None:
+        require(DRAFT_DEPTH, max_depth=self.max_depth)
+        require(DRAFT_WIDTH, max_width=self.max_width)
 
 
 class Planner:

@@ -97,3 +97,15 @@ def test_requests_are_quoted_without_the_frame_of_the_chat_template(tmp_path: Pa
             prompt = text.encode_chat([{"role": "user", "content": question}])
             other = text.encode("No chat at all.")
             assert text.requests_of([prompt, other]) == [question, "No chat at all."]
+
+
+def test_requests_are_served_by_arrival_where_the_template_takes_no_system_message(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = load_tokenizer(model_path(TARGET))
+    refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('none') }}{% endif %}"
+    tokenizer.chat_template = refusal + tokenizer.chat_template
+    tokenizer.save_pretrained(tmp_path)
+    _, ranker, left = run(serve(RankerText(tmp_path), "length_only"))
+    assert ranker.unplaced == ranker.requested == len(left) == len(REQUESTS)
+    assert "requests are not ranked" in caplog.text

@@ -258,10 +258,10 @@ async def test_a_relayed_request_pauses_until_its_tokens_are_acknowledged() -> N
     await asyncio.sleep(2)
     assert 10 < len(tokens) < 10 + 10, "it must pause for its reader"
     while not relaying.done():
-        service.coordinator.acknowledge("relayed", len(tokens))
+        stream.acknowledge(len(tokens))
         await asyncio.sleep(1)
     assert tokens == plainly([[7]], [long])[0]
-    service.coordinator.acknowledge("relayed", len(tokens))  # the request has left: no error
+    stream.acknowledge(len(tokens))  # the request has left: no error
     await service.end()
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from actors.hosts.protocol import HostLost
-from actors.hosts.supervision import LONGEST_PAUSE_S, STEADY_S, Supervised
+from actors.hosts.rpc_channel import WorkerFailed
+from actors.hosts.supervision import LONGEST_PAUSE_S, MOST_FAILURES, STEADY_S, Supervised
 from engine.errors import SpindleError
 
 
@@ -48,6 +49,7 @@ class Launcher:
     start_s: float = 1.0
     fails: Callable[[int], bool] = lambda number: False
     dies: Callable[[int], bool] = lambda number: False
+    refuses: Callable[[int], bool] = lambda number: False
     launched_s: list[float] = field(default_factory=list)
     incarnations: list[Worker] = field(default_factory=list)
 
@@ -56,6 +58,8 @@ class Launcher:
         await asyncio.sleep(self.start_s)
         if self.fails(number):
             raise HostLost("it died while it was loading")
+        if self.refuses(number):
+            raise WorkerFailed("out of memory")
         self.incarnations.append(Worker(number, self.dies(number)))
         return self.incarnations[-1]
 
@@ -163,6 +167,22 @@ async def test_a_drafter_is_restarted_without_a_limit() -> None:
     await host.recover()
     assert now() > 1000
     assert await host.order("work", 0.0, expected_s=0.0) == 200
+
+
+@pytest.mark.parametrize("failures", [MOST_FAILURES - 1, 100])
+async def test_a_worker_that_fails_to_load_is_started_again_but_not_for_ever(failures: int) -> None:
+    launcher = Launcher(refuses=lambda number: 0 < number <= failures)
+    host = launcher.host(gives_up=False)
+    await host.start()
+    launcher.incarnations[0].kill()
+    with pytest.raises(HostLost):
+        await host.order("work", 0.0, expected_s=0.0)
+    if failures < MOST_FAILURES:
+        await host.recover()
+    else:
+        with pytest.raises(WorkerFailed):
+            await host.recover()
+        assert len(launcher.launched_s) == 1 + MOST_FAILURES
 
 
 async def test_calls_that_find_the_same_loss_share_one_restart() -> None:

@@ -18,6 +18,7 @@ from actors.learning.replica_side import Answer, Learning, Numbers, Report
 from actors.learning.trainer import Trainer
 from cluster.config import DrafterConfig, TargetConfig
 from cluster.config.learning import LearnConfig
+from cluster.plan.simulator import clock
 from engine.errors import InvalidVersion
 from engine.learning.lessons import Lesson
 from engine.learning.versions import Version, VersionFolder, packed, unpacked
@@ -217,3 +218,28 @@ def test_a_trainer_that_is_lost_and_a_lane_that_fails_are_told(
     assert len(logged) == 2
     assert "MemoryError" in logged[0]
     assert "does not answer" in logged[1]
+
+
+def test_a_lane_that_hangs_holds_up_no_other_and_is_sent_nothing_more() -> None:
+    lessons, hosts = Lessons(LANES, 4096), {lane: Lane() for lane in LANES}
+    content = packed(Version({"fc.weight": torch.zeros(2, 3)}, {"version": 1}))
+    sent = 0
+
+    async def hang(_version: bytes) -> None:
+        nonlocal sent
+        sent += 1
+        await asyncio.Event().wait()
+
+    hosts[LANES[0]].renew = hang  # type: ignore[assignment, method-assign]
+
+    async def exchange(_report: Report) -> Answer:
+        return Answer(wanted=1, lanes=dict.fromkeys(LANES, 1), versions={1: content}, numbers={})  # type: ignore[typeddict-item]
+
+    async def report_twice() -> None:
+        side = Learning("replica", exchange, lessons, hosts, lambda *_: None)
+        await side.report()
+        await side.report()
+
+    clock.run(asyncio.wait_for(report_twice(), 60.0))
+    assert lessons.versions == {LANES[0]: 0, LANES[1]: 1}
+    assert sent == 1

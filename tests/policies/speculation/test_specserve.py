@@ -160,6 +160,13 @@ def test_a_slow_call_is_not_the_last_one() -> None:
     assert all(rule(0, ["a"], [np.array([], np.float32)]) == [True] for rule in rules)
 
 
+def test_hard_text_does_not_end_drafting_for_good() -> None:
+    policy, context = SpecServe(), round_context()
+    selected(policy, by_lane("lane", [0.01] * 8), context, 0.0)
+    plans = [plan_alone(policy, [view("a")], "lane", context, 0.0) for _ in range(64)]
+    assert [plan.rule is not None for plan in plans].count(True) == 2
+
+
 def test_deviation_waits_between_two_verdicts_count_against_the_tpot() -> None:
     """Not only drafting and verification: queueing after other micro-batches, transport."""
     assert plan_length(1, 0.95, tpot_s=15e-3) > plan_length(1, 0.95, tpot_s=15e-3, waiting_s=5e-3)
