@@ -14,6 +14,7 @@ GRPC_PORT = 9161
 ADAPTER = "adapter"
 """Served beside the target on vLLM."""
 KEYS = {"alpha": "key-of-alpha", "beta": "key-of-beta"}
+OPERATOR_KEY = "key-of-operator"
 ADMITTED = 64
 ALIKE: Mapping[str, Any] = {
     **ARGS,
@@ -21,7 +22,8 @@ ALIKE: Mapping[str, Any] = {
         {"name": "tiny", "model": "zoo/tiny", "placement": "inline"},
         {"name": "suffix", "kind": "suffix"},
     ],
-    "api_keys": {**KEYS, "tenant": "env:KEY_OF_TENANT"},
+    "api_keys": {**KEYS, "tenant": "env:KEY_OF_TENANT", "operator": OPERATOR_KEY},
+    "operators": ["operator"],
     "grpc": {"port": GRPC_PORT},
     # The planner drafts by the time that forwards take, on which an attack's counts would depend.
     "policies": {"speculation": {"name": "fixed"}},

@@ -6,12 +6,14 @@ reads answers in its own way.
 
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import schemathesis
 import torch
@@ -21,7 +23,7 @@ from schemathesis.core.result import Ok
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cluster.built_in_models import TARGET, model_path
-from tests.deployments.served.application import KEYS
+from tests.deployments.served.application import KEYS, OPERATOR_KEY
 
 KEY = KEYS["beta"]
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
@@ -34,6 +36,20 @@ parser = argparse.ArgumentParser()
 add_cli_args(parser)
 main(parser.parse_args())
 """
+
+
+@pytest.fixture(autouse=True)
+def _no_verifier_is_lost(app: str) -> Iterator[None]:
+    """A verifier that comes back in time would hide that a request had ended it."""
+
+    def restarts() -> list[str]:
+        headers = {"Authorization": f"Bearer {OPERATOR_KEY}"}
+        text = httpx.get(f"{app}/metrics", headers=headers).raise_for_status().text
+        return re.findall(r"^spindle_restarts_total\{[^}]*verifier.*$", text, re.MULTILINE)
+
+    before = restarts()
+    yield
+    assert restarts() == before
 
 
 def ask(case: Case[Any]) -> Any:
