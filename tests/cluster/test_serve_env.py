@@ -53,6 +53,6 @@ def test_serve_run_elsewhere_has_not(tmp_path: Path) -> None:
 
 def test_make_serve_leaves_to_the_environment_what_it_says() -> None:
     """It set all of the file itself, over what an operator had set."""
-    asked = ["make", "-n", "serve", "TOPOLOGY=cluster/zoo.yaml"]
+    asked = ["make", "--no-print-directory", "-n", "serve", "TOPOLOGY=cluster/zoo.yaml"]
     ran = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines()[-1] == ".venv/bin/serve run cluster/zoo.yaml"
