@@ -15,9 +15,8 @@ from policies.catalogue import Calibrations, fair
 
 EQUAL = 0.03
 """Goodputs that differ by less are equal: no simulation or measurement tells them apart."""
-INGRESS_S = 0.9e-3
-"""A verdict's way through the proxy of the one ingress, its longest part on two cores
-(lab/docs/overhead.md)."""
+INGRESS_S = 0.42e-3
+"""What a verdict takes of the one ingress's processor (`python -m benchmarks.serving.overhead`)."""
 
 
 class Outcome(NamedTuple):
