@@ -71,7 +71,7 @@ _ANY_ADDRESS = ("0.0.0.0", "::")
 _CURL = """\
 curl {url}/v1/chat/completions -H 'Content-Type: application/json' \
 -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "{question}"}}]{options}}}'"""
-_QUESTION = "What is the capital of France?"
+_QUESTION = "What is gravity?"
 _OPTIONS = ', "temperature": 0, "max_tokens": 64'
 """Further request fields for the example, so that the answer is the same each time."""
 

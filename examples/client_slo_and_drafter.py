@@ -32,7 +32,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--url", default="http://127.0.0.1:8000")
     arguments.add_argument("--drafter", default="suffix", help="a drafter's name in the config")
-    arguments.add_argument("--question", default="What is the capital of France?")
+    arguments.add_argument("--question", default="What is gravity?")
     chosen = arguments.parse_args()
     client = OpenAI(base_url=f"{chosen.url}/v1", api_key=os.environ.get("SPINDLE_API_KEY", "none"))
     for title, extra in (

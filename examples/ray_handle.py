@@ -15,7 +15,7 @@ from ray import serve
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--model", required=True)
-    arguments.add_argument("--question", default="What is the capital of France?")
+    arguments.add_argument("--question", default="What is gravity?")
     chosen = arguments.parse_args()
     ray.init("auto", log_to_driver=False)
     spindle = serve.get_app_handle("spindle")
