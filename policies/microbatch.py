@@ -51,6 +51,8 @@ class LaneLoad:
     """The cost of one draft step. None: drafting costs nothing."""
     call_s: float = 0.0
     """What a draft call takes besides its steps."""
+    own_processors: bool = True
+    """Else the verifier waits while the lane drafts, and nothing overlaps."""
 
 
 class _Part(NamedTuple):
@@ -58,6 +60,8 @@ class _Part(NamedTuple):
 
     lane: int
     draft_s: float
+    shared_s: float
+    """Drafting on the verifier's processors."""
     context: float
     rows: int
     gain: float
@@ -93,6 +97,7 @@ def throughput(loads: Sequence[LaneLoad], parts: int, verify: CostModel) -> floa
     ]
     costs = [
         verify.predict(sum(part.context for part in step), sum(part.rows for part in step))
+        + sum(part.shared_s for part in step)
         for step in steps
     ]
     verdict_s = [0.0] * len(steps)
@@ -120,7 +125,7 @@ def _cut(lane: int, load: LaneLoad, parts: int) -> list[_Part]:
         context = load.context * requests / load.requests
         step_s = 0.0 if load.draft is None else load.draft.predict(context, requests)
         draft_s = load.depth * step_s + (load.call_s if load.depth else 0.0)
-        cuts.append(
-            _Part(lane, draft_s, context, requests * (1 + load.depth), requests * load.gain)
-        )
+        own_s, shared_s = (draft_s, 0.0) if load.own_processors else (0.0, draft_s)
+        rows = requests * (1 + load.depth)
+        cuts.append(_Part(lane, own_s, shared_s, context, rows, requests * load.gain))
     return cuts

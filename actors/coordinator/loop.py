@@ -75,7 +75,7 @@ class Coordinator:
         self._pass_is_due = False
         self._tasks = Tasks(self._stop)
         shared = Shared(limits, estimates, observe, self._tasks, self._wake, self._lessons)
-        self._microbatches = MicroBatches(pipeline, estimates)
+        self._microbatches = MicroBatches(pipeline, estimates, lanes)
         self._lanes = Lanes(lanes, shared)
         features = FeatureReaders(self._lanes, shared)
         self._drafting = Drafting(self._lanes, features, shared)

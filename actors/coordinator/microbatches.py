@@ -1,9 +1,11 @@
 """Splits the running requests into micro-batches as policies/microbatch.py decides."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from actors.coordinator.estimates import Estimates
 from actors.coordinator.request_state import DRAFTED, DRAFTING, READY, RequestState
+from actors.coordinator.settings import Lane
 from policies.microbatch import MicroBatchParams, split
 
 Batches = Mapping[str | None, Sequence[RequestState]]
@@ -15,8 +17,11 @@ _REVISED_EVERY = 32
 class MicroBatches:
     """The number in force, revised where requests have changed lanes."""
 
-    def __init__(self, params: MicroBatchParams, estimates: Estimates) -> None:
+    def __init__(
+        self, params: MicroBatchParams, estimates: Estimates, lanes: Sequence[Lane]
+    ) -> None:
         self._estimates = estimates
+        self._sharing = {lane.view.name for lane in lanes if not lane.own_processors}
         self._count = 1
         self.use(params)
 
@@ -42,7 +47,10 @@ class MicroBatches:
         by_lane: dict[str | None, list[RequestState]] = {}
         for request in running:
             by_lane.setdefault(request.lane, []).append(request)
-        loads = [self._estimates.load(lane, requests) for lane, requests in by_lane.items()]
+        loads = [
+            replace(self._estimates.load(lane, requests), own_processors=lane not in self._sharing)
+            for lane, requests in by_lane.items()
+        ]
         return split(loads, self._estimates.context().verify, self._params)
 
 

@@ -1,5 +1,7 @@
 """Micro-batches: predictions against pipelines computed by hand, the heuristic against search."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -39,6 +41,16 @@ def test_drafts_of_several_lanes_are_verified_in_one_forward() -> None:
     """Equal lanes are ready at the same time; a forward for each would take 2·30 ms."""
     twins = [lane(4, 0.005), lane(4, 0.005)]
     assert throughput(twins, 1, fixed(0.03)) == pytest.approx(16 / 0.05)
+
+
+def test_drafts_on_the_verifiers_processors_overlap_with_nothing() -> None:
+    """20 ms of drafting and 30 ms of verifying for either half of the requests."""
+    apart = lane(8, 0.005)
+    shared = replace(apart, own_processors=False)
+    assert throughput([shared], 1, fixed(0.03)) == pytest.approx(16 / 0.05)
+    assert throughput([shared], 2, fixed(0.03)) == pytest.approx(8 / 0.05)
+    assert split([apart], per_row(0.001)) > 1
+    assert split([shared], per_row(0.001)) == 1
 
 
 def test_plain_requests_join_the_forward() -> None:
