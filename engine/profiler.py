@@ -24,7 +24,7 @@ from transformers import PreTrainedConfig
 
 from cluster.cache import written_whole
 from engine.cpu.row_counts import row_cost_step
-from engine.cpu.threads import most_threads, waited_s
+from engine.cpu.threads import most_threads, waiting_meter
 from engine.model import PackedModel, Segment
 from policies.cost import (
     ForwardCost,
@@ -159,12 +159,12 @@ def cached_samples(
         samples = ()
     if samples:
         return samples
-    began, waited_before = perf_counter(), waited_s()
+    waiting = waiting_meter()
     samples = measure_samples()
     content = {
         "key": json.loads(described),
         "samples": [asdict(one) for one in samples],
-        "waiting": (waited_s() - waited_before) / (perf_counter() - began),
+        "waiting": waiting(),
     }
     try:
         with written_whole(path) as file:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 from cluster.architecture import Architecture
@@ -142,11 +141,11 @@ def _headers(target: Mapping[str, Any], drafters: Sequence[Mapping[str, Any]]) -
 def _measure() -> None:
     """In a process of its own, asked and answered in JSON."""
     from actors.hosts.fleet import start_fleet  # models' libraries, which a table does not need
-    from engine.cpu.threads import set_threads, waited_s
+    from engine.cpu.threads import set_threads, waiting_meter
     from engine.profiler import MOST_WAITING
 
     target, drafters, threads = json.load(sys.stdin)
-    began = perf_counter()
+    waiting = waiting_meter()
     set_threads(threads)
     fleet = asyncio.run(
         start_fleet(
@@ -160,8 +159,7 @@ def _measure() -> None:
     draft = {
         lane: (cost.piecewise, costs.draft_budgets[lane]) for lane, cost in costs.draft.items()
     }
-    disturbed = waited_s() > MOST_WAITING * (perf_counter() - began)
-    answer = (costs.verify.piecewise, costs.verify_budget, draft, disturbed)
+    answer = (costs.verify.piecewise, costs.verify_budget, draft, waiting() > MOST_WAITING)
     print(json.dumps(answer), flush=True)
     os._exit(0)  # an engine's threads would keep it
 

@@ -36,6 +36,12 @@ def waited_s() -> float:
     return waited_ns / 1e9
 
 
+def waiting_meter() -> Callable[[], float]:
+    """Asked later, it says for how long threads have waited since, per time."""
+    began, before = time.monotonic(), waited_s()
+    return lambda: (waited_s() - before) / (time.monotonic() - began)
+
+
 class ThreadCount:
     """The number of threads for the next forward: `most`, less those that would have to wait for a
     processor."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine import profiler
+from engine.cpu import threads
 from engine.model import PackedModel
 from engine.profiler import (
     Grid,
@@ -58,7 +59,7 @@ def test_shapes_too_large_for_the_model_are_left_out(model: PackedModel) -> None
 def test_a_second_profile_comes_from_the_cache(
     model: PackedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profiler, "waited_s", lambda: 0.0)
+    monkeypatch.setattr(threads, "waited_s", lambda: 0.0)
     first = profile(model, "packed", tmp_path, GRID)
     assert profile(model, "packed", tmp_path, GRID) == first
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
@@ -68,11 +69,11 @@ def test_a_second_profile_comes_from_the_cache(
 def test_what_was_measured_beside_other_work_is_measured_again_when_it_is_quiet(
     model: PackedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profiler, "waited_s", perf_counter)
+    monkeypatch.setattr(threads, "waited_s", perf_counter)
     monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
     disturbed = profile(model, "packed", tmp_path, GRID)
     assert profile(model, "packed", tmp_path, GRID) == disturbed
-    monkeypatch.setattr(profiler, "waited_s", lambda: 0.0)
+    monkeypatch.setattr(threads, "waited_s", lambda: 0.0)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     again = profile(model, "packed", tmp_path, GRID)
     assert again != disturbed

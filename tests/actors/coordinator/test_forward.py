@@ -18,7 +18,7 @@ CLUSTER = Cluster(
 
 
 def ttft_s(name: str, arrivals: Sequence[Arrival], forward_tokens: int) -> float:
-    """Of the request with this name."""
+    """The tokens of the request with this name."""
     report = simulate(
         arrivals,
         CLUSTER,

@@ -135,7 +135,7 @@ def test_requests_are_held_back_for_an_slo_as_when_they_are_served(
 def test_replicas_with_fewer_clients_than_others_count_for_less(
     models: Path, tmp_path: Path
 ) -> None:
-    """Of three clients two are at one of two replicas."""
+    """Three clients on two replicas: one replica has two of them."""
     asked = (str(models / "Qwen3-8B"), "--gpus", "2xH100", "--clients")
     three, four = ({one["name"]: one for one in plan(tmp_path, *asked, n)} for n in ("3", "4"))
     name = "2 replicas of 1 H100: no drafts"

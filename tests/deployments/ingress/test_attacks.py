@@ -182,7 +182,7 @@ async def test_a_body_that_is_not_called_json_is_told_how_to_be(app: App, kind: 
 
 UNPARSED = [
     (b"\xff", "cannot be read as JSON; send"),
-    # Half of ∀ is a quote there, behind which nothing was counted.
+    # Half of ∀ is a quote there, after which nothing was counted.
     (('{"∀":[' + "[]," * 2**17 + "0]}").encode("utf-16"), "cannot be read as JSON; send"),
     (b"[" * 8000, "cannot be read as JSON; send"),
     (b'{"a": ' + b"9" * 5000 + b"}", "has a number of more than 1000 digits; shorten it"),

@@ -313,7 +313,7 @@ async def test_a_request_is_refused_for_lack_of_capacity_only_by_all_replicas(
     status: int, accepting: list[str]
 ) -> None:
     class Routed(ScriptedReplicas):
-        """Serve's router: it avoids what it is told to, and names the replica."""
+        """Serve's router: it avoids the replicas that it is given, and names its choice."""
 
         async def _stream(self, request: StreamRequest) -> AsyncGenerator[Message, None]:
             request["replicas"] = ["a", "b", "c"]

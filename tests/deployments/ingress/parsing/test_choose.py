@@ -76,6 +76,6 @@ def test_reasoning_may_be_opened_by_the_prompt(name: str, prompt: str, text: str
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseek_r1"])
 def test_an_output_of_a_form_has_no_reasoning(name: str) -> None:
-    """The form begins with the first token, also behind a prompt that opens the reasoning."""
+    """The form begins with the first token, also after a prompt that opens the reasoning."""
     prompt = tokens().encode_blocking("assistant\n<think>\n")
     assert parsers("hermes", name).make(use("none"), prompt, has_form=True) is None
